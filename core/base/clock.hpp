@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Time. `ticks()` is one instruction where the processor has an invariant counter, and never a system call there;
+// elsewhere it is CLOCK_MONOTONIC in nanoseconds.
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+namespace ugds {
+
+inline std::uint64_t monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+/// Whether `ticks()` reads the processor's counter. Decided once, when the library is loaded.
+extern const bool kInvariantCounter;
+
+inline std::uint64_t ticks() {
+#if defined(__x86_64__)
+  if (kInvariantCounter) [[likely]] return __rdtsc();
+  return monotonic_ns();
+#elif defined(__aarch64__)
+  std::uint64_t now;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(now));
+  return now;
+#else
+  return monotonic_ns();
+#endif
+}
+
+/// Ticks in a second. The first call measures for a quarter of a millisecond, where the processor does not say.
+std::uint64_t ticks_per_second();
+
+/// Conversions that do not overflow for spans of up to 24 days.
+std::uint64_t ns_to_ticks(std::uint64_t ns);
+std::uint64_t ticks_to_ns(std::uint64_t ticks);
+
+/// A processor's hint that this is a polling loop.
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace ugds

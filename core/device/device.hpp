@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a controller is reached: registers, doorbells, addresses for its DMA, interrupts. One small interface, with one
+// implementation a transport. It knows nothing of queues, requests or GPUs, and nothing here is called on the I/O path:
+// after set-up a queue holds plain pointers. The exceptions are cold: a doorbell that is not mapped, and `turn`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/units.hpp"
+
+namespace ugds::device {
+
+enum class Transport : std::uint8_t { emulated, vfio_user, vfio, ugds_drv };
+const char* transport_name(Transport transport);
+
+/// What the controller may do to mapped memory. A device's write is a read request's data.
+enum class Access : std::uint8_t { read_only, read_write };
+
+/// Memory that the controller can reach. `token` is the transport's own.
+struct Mapping {
+  std::uint64_t token = 0;
+  Bytes length{};
+};
+
+struct Limits {
+  std::uint32_t address_bits = 64;          ///< of an IOVA
+  bool memory_from_descriptor = false;      ///< only memory with a file descriptor behind it can be mapped
+  std::uint32_t interrupt_vectors = 0;      ///< 0: completions can only be polled
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  virtual const std::string& uri() const = 0;
+  virtual Transport transport() const = 0;
+  virtual Limits limits() const = 0;
+
+  /// Register access at a byte offset into BAR0. A device that has gone reads as all ones; nothing faults.
+  /// Thread-safe.
+  virtual std::uint32_t read32(std::uint32_t offset) = 0;
+  virtual std::uint64_t read64(std::uint32_t offset) = 0;
+  virtual void write32(std::uint32_t offset, std::uint32_t value) = 0;
+  virtual void write64(std::uint32_t offset, std::uint64_t value) = 0;
+
+  /// The doorbell word at a byte offset, for plain stores; nullptr where it must be written by `write32`.
+  virtual std::uint32_t* doorbell(std::uint32_t offset) = 0;
+
+  /// Maps page-aligned memory and writes the IOVA of each of its pages of nvme::kPageSize to `pages`.
+  /// The memory stays mapped until `unmap`. Throws Failure: EFAULT (not memory of this process), ENOSPC (out of
+  /// mappings), EOPNOTSUPP (memory of a kind that this transport cannot reach).
+  virtual Mapping map(void* address, Bytes length, Access access, std::uint64_t* pages) = 0;
+  virtual void unmap(const Mapping& mapping) noexcept = 0;
+
+  /// Resets the function from outside. True if the controller is known to have stopped: no DMA follows.
+  virtual bool reset() noexcept = 0;
+
+  /// Lets the controller do some work in the caller's thread (`pump=caller`); nullptr for what runs by itself.
+  using Turn = void (*)(void* context);
+  virtual Turn turn() const { return nullptr; }
+  virtual void* turn_context() const { return nullptr; }
+};
+
+/// Page-aligned host memory mapped to one device: rings, lists, Identify pages. Zeroed. Not inherited by `fork`.
+class DmaMemory {
+ public:
+  DmaMemory() = default;
+  /// Throws Failure(ENOMEM) and whatever Device::map throws. `contiguous` asks for consecutive IOVAs and fails with
+  /// ENOMEM where the transport did not give them.
+  DmaMemory(Device& device, Bytes size, bool contiguous);
+  ~DmaMemory();
+  DmaMemory(DmaMemory&& other) noexcept;
+  DmaMemory& operator=(DmaMemory&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  Bytes size() const { return size_; }
+  Iova iova(std::uint64_t offset) const;
+  explicit operator bool() const { return data_ != nullptr; }
+  /// Forgets the memory without unmapping or freeing it: the controller may still write to it.
+  void leak() noexcept;
+
+ private:
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  Bytes size_{};
+  Mapping mapping_{};
+  std::unique_ptr<std::uint64_t[]> pages_;
+};
+
+/// Opens what a URI names (`emulated:…`). Throws Failure: EINVAL (unknown scheme or parameter, with the nearest known),
+/// and whatever the transport's opening throws.
+std::unique_ptr<Device> open(const std::string& uri);
+
+}  // namespace ugds::device
