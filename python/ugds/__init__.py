@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""uGDS moves data between NVMe SSDs and GPU memory under user-space control.
+
+    import numpy, ugds
+
+    with ugds.open("emulated:1GiB") as ssd, ugds.register(numpy.zeros(1 << 20, "u1")) as buffer:
+        ssd.write(buffer, offset=0)  # the whole buffer, to the device's first MiB
+        ssd.read(buffer, offset=0, size="64KiB", buffer_offset=4096)
+        print(ssd.info, ssd.stats(), sep="\\n")
+
+`open(uri, *, namespace=0, queues=0, depth=0, deadline=30.0)` gives a `Device`; 0 takes what the device offers, and
+`deadline` is the time in seconds after which a command is aborted. The same URIs work here, in C and on the command
+line: `emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what can be set).
+
+`register(buffer, devices=None, require=None)` pins a buffer once and maps it to every open device, and to later ones
+when they are opened. A buffer is any object with the buffer protocol. Its `Registration` says `memory` (host, cuda,
+hip) and `route` (direct, staged, buffered); `require="direct"` fails with the reason where that cannot be had.
+`empty(size)` gives new, registered, page-aligned and zeroed memory that every transport can reach.
+
+`Device.read(buffer, offset=0, size=None, buffer_offset=0)` and `write(…, durable=False, unaligned=False)` move `size`
+bytes between the device, from byte `offset`, and the registered buffer, from its byte `buffer_offset`; without
+`size`, to the end of the buffer. They return the bytes moved, release the interpreter's lock while they wait, and may
+be called from any number of threads. `flush()` makes what was written durable; `discard(offset, size)` gives blocks
+back.
+
+Sizes and offsets are in bytes: an int, or a text such as "64MiB" (see `ugds.sizes`). What fails raises `ugds.Error`,
+an `OSError` with `operation`, `device`, `offset`, `length`, `completed` (the prefix, in bytes, that is right),
+`status` (NVMe status, or None), `status_text`, `cause` and `hint`.
+"""
+
+from ugds import _device, sizes
+from ugds._core import Device, Error, Registration, empty, open, register, version
+from ugds._device import DeviceInfo, Stats
+
+_device.attach()
+
+__version__ = version()
+
+__all__ = [
+    "Device",
+    "DeviceInfo",
+    "Error",
+    "Registration",
+    "Stats",
+    "empty",
+    "open",
+    "register",
+    "sizes",
+    "version",
+]

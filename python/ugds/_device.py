@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device says of itself and what it has counted, in a form for people and programs.
+
+The native `Device` is public itself, so that a read pays for no Python wrapper. Importing `ugds` gives it `info` and
+`stats()`, which are made here from the plain values that it hands out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from ugds import sizes
+from ugds._core import Device
+
+_STEPS = 4  # histogram buckets a doubling: bucket i counts latencies in [2^(i/4), 2^((i+1)/4)) nanoseconds
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """A device as it was opened. Sizes are in bytes. `str()` gives a table of lines."""
+
+    uri: str
+    transport: str  #: emulated, vfio-user, vfio, ugds_drv or file
+    model: str
+    serial: str
+    firmware: str
+    capacity: int
+    block_size: int  #: reads and writes start and end on multiples of it, or are completed through a bounce buffer
+    namespace: int
+    max_transfer: int  #: of one command; larger requests are split
+    queues: int  #: I/O queue pairs in use
+    depth: int  #: entries of each
+    volatile_write_cache: bool  #: what was written needs `flush()` or `durable=True` to survive a loss of power
+    shadow_doorbells: bool
+    state: str  #: ready, recovering, wedged, lost or closed
+
+    @classmethod
+    def of(cls, device: Device) -> DeviceInfo:
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in device.info_fields.items() if name in known})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        rows = {
+            "device": self.uri,
+            "transport": self.transport,
+            "state": self.state,
+            "model": f"{self.model}, serial {self.serial}, firmware {self.firmware}",
+            "capacity": f"{sizes.format(self.capacity)} ({self.capacity} bytes), namespace {self.namespace}",
+            "block size": sizes.format(self.block_size),
+            "max transfer": f"{sizes.format(self.max_transfer)} a command",
+            "queues": f"{self.queues} of depth {self.depth}",
+            "write cache": "volatile: flush() makes writes durable" if self.volatile_write_cache else "none",
+            "doorbells": "shadow" if self.shadow_doorbells else "mapped",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a device has counted since it was opened, at the moment of the call. `later - earlier` is what happened
+    between two of them. Latencies are of whole requests, from the call to its completion, in a histogram of four
+    buckets a doubling: a percentile is right to within 19%.
+    """
+
+    requests: int
+    read_bytes: int
+    write_bytes: int
+    commands: int
+    doorbells: int
+    errors: int
+    in_flight: int
+    route: str  #: direct, staged or buffered; "mixed" where queues differ
+    histogram: tuple[int, ...]
+    queues: tuple[dict[str, Any], ...]  #: the same counts for each queue
+
+    @classmethod
+    def of(cls, device: Device) -> Stats:
+        return cls._sum(device.queue_stats())
+
+    @classmethod
+    def _sum(cls, queues: list[dict[str, Any]]) -> Stats:
+        histograms = [queue["latency_ns_histogram"] for queue in queues]
+        routes = sorted({queue["route"] for queue in queues})
+        names = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "in_flight")
+        return cls(
+            **{name: sum(queue[name] for queue in queues) for name in names},
+            route="mixed" if len(routes) > 1 else "".join(routes),
+            histogram=tuple(map(sum, zip(*histograms, strict=True))),
+            queues=tuple(queues),
+        )
+
+    def __sub__(self, earlier: Stats) -> Stats:
+        before = {queue["queue"]: queue for queue in earlier.queues}
+        return self._sum([_difference(queue, before.get(queue["queue"])) for queue in self.queues])
+
+    def percentile_ns(self, percent: float) -> float | None:
+        """The latency that `percent` of the requests did not exceed, in nanoseconds: the geometric middle of its
+        bucket. None where nothing was counted. Raises ValueError unless 0 < percent <= 100."""
+        if not 0 < percent <= 100:
+            raise ValueError(f"a percentile lies above 0 and up to 100, not at {percent}")
+        wanted, seen = sum(self.histogram) * percent / 100, 0
+        for bucket, count in enumerate(self.histogram):
+            seen += count
+            if count and seen >= wanted:
+                return float(2.0 ** ((bucket + 0.5) / _STEPS))
+        return None
+
+    @property
+    def p50_us(self) -> float | None:
+        """Median latency of a request in microseconds."""
+        return _microseconds(self.percentile_ns(50))
+
+    @property
+    def p99_us(self) -> float | None:
+        """99th percentile of the latency of a request in microseconds."""
+        return _microseconds(self.percentile_ns(99))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Totals, percentiles and queues by name, ready for JSON."""
+        totals = dataclasses.asdict(self)
+        totals["histogram"] = list(self.histogram)
+        totals["queues"] = list(self.queues)
+        return {**totals, "p50_us": self.p50_us, "p99_us": self.p99_us}
+
+    def __str__(self) -> str:
+        latency = "no latency yet"
+        if (p50 := self.p50_us) is not None and (p99 := self.p99_us) is not None:
+            latency = f"p50 {p50:.1f} us, p99 {p99:.1f} us"
+        return (
+            f"{self.requests} requests ({self.commands} commands, {self.doorbells} doorbells, {self.errors} errors, "
+            f"{self.in_flight} in flight), {sizes.format(self.read_bytes)} read, {sizes.format(self.write_bytes)} "
+            f"written, {latency}, route {self.route or 'none'}"
+        )
+
+
+def _difference(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """What one queue counted between two moments; what is no count (depth, in flight, route) is as it is now."""
+    if before is None:
+        return now
+    counts = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors")
+    histogram = [a - b for a, b in zip(now["latency_ns_histogram"], before["latency_ns_histogram"], strict=True)]
+    return {**now, **{name: now[name] - before[name] for name in counts}, "latency_ns_histogram": histogram}
+
+
+def _microseconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1000
+
+
+def _stats(device: Device) -> Stats:
+    """What the device has counted since it was opened (see `Stats`). Thread-safe; counts that other threads are adding
+    to may be a few requests apart."""
+    return Stats.of(device)
+
+
+def attach() -> None:
+    """Gives the native class `info` and `stats()`."""
+    cls: Any = Device
+    cls.info = property(DeviceInfo.of, doc="What the device says of itself (see `DeviceInfo`). Thread-safe.")
+    cls.stats = _stats

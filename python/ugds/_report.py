@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the command line speaks: records of measurements for programs, tables for people, and errors for both."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ugds._core import Error
+
+EMULATED_NOTE = "The device is emulated: these figures are the software's, and not the speed of an SSD."
+
+
+class CommandError(Exception):
+    """What stops a command; its text is for people. `status` is the exit status: 2 where the command line is at
+    fault."""
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measurement. Figure names are a contract: once published, they stay."""
+
+    name: str
+    params: Mapping[str, Any]
+    device: str
+    memory: str
+    route: str
+    figures: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: name: (value, unit)
+
+    def json(self) -> str:
+        return json.dumps(
+            {
+                "name": self.name,
+                "params": dict(self.params),
+                "device": self.device,
+                "memory": self.memory,
+                "route": self.route,
+                "figures": {name: {"value": value, "unit": unit} for name, (value, unit) in self.figures.items()},
+            }
+        )
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that does not cut tables to 80 columns where the output is a pipe or a file."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 110
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def number(value: float) -> str:
+    """Three significant digits at least, no more than are of use."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value)}"
+    size = abs(value)
+    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.3g}"
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> Table:
+    """A table whose first `left` columns hold words, and the rest figures."""
+    made = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", show_edge=False, pad_edge=False
+    )
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def records_tables(records: list[Record]) -> list[Table]:
+    """Records of one benchmark for people. Neighbours with the same figures are the rows of one table; a record that
+    stands alone has a row for each of its figures."""
+    made = []
+    for (names, params), group in itertools.groupby(records, lambda r: (tuple(r.figures), tuple(r.params))):
+        rows = list(group)
+        if len(rows) > 1:
+            made.append(
+                table(
+                    "",
+                    (*params, *names, "memory", "route"),
+                    [
+                        [
+                            *map(str, row.params.values()),
+                            *(number(value) for value, _ in row.figures.values()),
+                            row.memory,
+                            row.route,
+                        ]
+                        for row in rows
+                    ],
+                )
+            )
+            continue
+        (row,) = rows
+        title = ", ".join(f"{name} {value}" for name, value in row.params.items())
+        where = f"memory {row.memory}, route {row.route}"
+        lines = [(name, number(value), "" if unit == "1" else unit) for name, (value, unit) in row.figures.items()]
+        single = table(f"{title}, {where}", ("figure", "value", "unit"), lines)
+        single.columns[2].justify = "left"
+        made.append(single)
+    return made
+
+
+def describe(error: Error) -> str:
+    """A ugds.Error in lines: what failed, where, why, and what to do."""
+    where = f" on {error.device}" if error.device else ""
+    span = ""
+    if error.length:
+        span = f", bytes {error.offset} to {error.offset + error.length}"
+    lines = [f"{error.operation}{where}{span} failed: {error.cause}"]
+    if error.status_text:
+        lines.append(f"  the device said: {error.status_text}")
+    if error.completed:
+        lines.append(f"  the first {error.completed} bytes are right")
+    if error.hint:
+        lines.append(f"  what to do: {error.hint}")
+    return "\n".join(lines)

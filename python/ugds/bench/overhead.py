@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one 4 KiB read costs in the library and in Python, apart from the device's own work.
+
+Instructions are counted by callgrind, which makes them exact and repeatable. Every count is a difference of two runs
+that differ only in the number of reads, so that set-up, warming up and tearing down cancel out. The emulated controller
+runs in the caller's thread (`pump=caller`): its turns are counted by name and taken away.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ugds
+from ugds import _core
+from ugds._report import CommandError, Record
+from ugds.bench import callgrind
+
+SIZE = 4096
+WARM = 200  # reads of the shorter run
+TURN = "ugds::emulator::Controller::turn"
+BLOCK, PAIRS = 2000, 31  # of the timed comparison
+
+
+def measure(uri: str, calls: int) -> list[Record]:
+    if "pump=caller" not in uri:
+        raise CommandError(f"{uri} does not have pump=caller, without which its work cannot be told apart", status=2)
+    callgrind.find()
+    c_total, c_turn, turns = c_instructions(uri, calls)
+    library = c_total - c_turn
+    python = python_instructions(uri, calls)
+    python_us, c_us, memory, route = times(uri)
+    return [
+        Record(
+            "overhead",
+            {"api": "c", "size": SIZE, "calls": calls},
+            uri,
+            memory,
+            route,
+            {
+                "sync_read_4k_instructions": (library, "instructions"),
+                "sync_read_4k_total_instructions": (c_total, "instructions"),
+                "emulator_turn_instructions": (c_turn, "instructions"),
+                "emulator_turns": (turns, "1"),
+            },
+        ),
+        Record(
+            "overhead",
+            {"api": "python", "size": SIZE, "calls": calls},
+            uri,
+            memory,
+            route,
+            {
+                "python_extra_instructions": (python - library, "instructions"),
+                "python_read_4k_instructions": (python, "instructions"),
+            },
+        ),
+        Record(
+            "overhead",
+            {"api": "python", "size": SIZE, "calls": BLOCK, "pairs": PAIRS},
+            uri,
+            memory,
+            route,
+            {
+                "python_extra_us": (python_us - c_us, "us"),
+                "python_read_4k_us": (python_us, "us"),
+                "sync_read_4k_us": (c_us, "us"),
+            },
+        ),
+    ]
+
+
+def _environment() -> dict[str, str]:
+    """Nothing that differs from run to run may change what the interpreter does."""
+    return {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _program(name: str) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name(name))]
+
+
+def c_instructions(uri: str, calls: int) -> tuple[float, float, float]:
+    """Per uGDSRead: all instructions, those of the emulated controller's turns, and the number of turns."""
+    few, many = (
+        callgrind.run(
+            [*_program("_c_reads.py"), _core.library_path(), uri, str(count)], _environment(), only_inside="uGDSRead*"
+        )
+        for count in (WARM, WARM + calls)
+    )
+    if many.total == 0:
+        raise CommandError("callgrind saw no call of uGDSRead: does the library export it?")
+    turns, cost = (b - a for a, b in zip(few.called(TURN), many.called(TURN), strict=True))
+    if turns == 0:
+        raise CommandError(f"callgrind saw no call of {TURN}: was the library stripped of its symbols?")
+    return (many.total - few.total) / calls, cost / calls, turns / calls
+
+
+def python_instructions(uri: str, calls: int) -> float:
+    """Per `ssd.read(buf, offset=0, size=4096)`: all instructions but those of an empty loop and of the controller."""
+
+    def slope(body: str) -> float:
+        few, many = (
+            callgrind.run([*_program("_python_reads.py"), uri, str(count), body], _environment())
+            for count in (WARM, WARM + calls)
+        )
+        turns = many.called(TURN)[1] - few.called(TURN)[1]
+        return (many.total - few.total - turns) / calls
+
+    return slope("read") - slope("nothing")
+
+
+def times(uri: str) -> tuple[float, float, str, str]:
+    """Microseconds of a read from Python and of the same read in C++, in turn; memory and route of the buffer."""
+    private: Any = _core  # time_reads is for this benchmark alone
+    with ugds.open(uri) as ssd, ugds.empty(SIZE) as buf:
+
+        def python() -> int:
+            before = time.perf_counter_ns()
+            for _ in range(BLOCK):
+                ssd.read(buf, offset=0, size=4096)
+            read = time.perf_counter_ns()
+            for _ in range(BLOCK):
+                pass
+            return 2 * read - before - time.perf_counter_ns()
+
+        def native() -> int:
+            return int(private.time_reads(ssd, buf, BLOCK))
+
+        python(), native()
+        pairs = []
+        for turn in range(PAIRS):
+            first, second = (python, native) if turn % 2 == 0 else (native, python)
+            one, other = first(), second()
+            pairs.append((one, other) if turn % 2 == 0 else (other, one))
+        c_us = statistics.median(c for _, c in pairs) / BLOCK / 1000
+        extra_us = statistics.median(p - c for p, c in pairs) / BLOCK / 1000
+        return c_us + extra_us, c_us, buf.memory, buf.route

@@ -1,0 +1,81 @@
+# shellcheck shell=bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Sourced by ./demo and ./test, from the root of the tree: system packages, a Python and .venv. The rest is
+# tools/workspace.py, which runs inside .venv. Defines `bootstrap PURPOSE`, PURPOSE being demo or test.
+
+# What the caller's shell may have set and must not reach our own environment.
+unset PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_NO_DEPS PIP_REQUIRE_VIRTUALENV \
+  PIP_DRY_RUN PIP_NO_BUILD_ISOLATION PIP_REQUIREMENT PIP_REPORT PIP_QUIET
+# Where the caller named one, pip still uses its index and its options for the network.
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+stop() {
+  printf '%s\n' "$@" >&2
+  exit 2
+}
+
+# Sets `python` to the first interpreter that is new enough.
+find_python() {
+  local candidate
+  for candidate in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      python=$candidate
+      return
+    fi
+  done
+  stop "uGDS needs Python 3.10 or newer, and none is on the PATH."
+}
+
+# Prints the Debian packages that are missing for PURPOSE.
+missing_packages() {
+  command -v g++ >/dev/null || echo g++
+  "$python" -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
+  "$python" -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
+    echo python3-dev
+  [ "$1" = test ] || return 0
+  [ -e /usr/include/doctest/doctest.h ] || [ -e /usr/local/include/doctest/doctest.h ] || echo doctest-dev
+  if ! command -v valgrind >/dev/null; then
+    echo valgrind
+    # Valgrind needs the symbols of the C library's loader.
+    echo libc6-dbg
+  fi
+}
+
+install_packages() {
+  local packages
+  mapfile -t packages < <(missing_packages "$1")
+  [ "${#packages[@]}" -gt 0 ] || return 0
+  command -v apt-get >/dev/null ||
+    stop "Missing here, under these Debian names: ${packages[*]}" "Install them by your system's package manager."
+  [ "$(id -u)" -eq 0 ] ||
+    stop "Some system packages are missing. Run this, then try again:" \
+      "  sudo apt-get update && sudo apt-get install -y ${packages[*]}"
+  echo "Installing system packages: ${packages[*]}"
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"; } \
+    >build/apt.log 2>&1 </dev/null || { tail -n 20 build/apt.log >&2; stop "apt-get failed (build/apt.log has it all)."; }
+  mapfile -t packages < <(missing_packages "$1")
+  [ "${#packages[@]}" -eq 0 ] || stop "Still missing after the installation: ${packages[*]}"
+}
+
+# A .venv of another interpreter, or of one that has gone, is made anew.
+make_venv() {
+  local ours theirs
+  ours=$("$python" -c 'import sys; print(sys.version_info[:2], sys.implementation.cache_tag)')
+  theirs=$(.venv/bin/python -c 'import sys, pip; print(sys.version_info[:2], sys.implementation.cache_tag)' 2>/dev/null)
+  [ "$ours" = "$theirs" ] && return 0
+  echo "Making .venv"
+  rm -rf .venv
+  "$python" -m venv .venv || stop "$python could not make a virtual environment."
+}
+
+bootstrap() {
+  mkdir -p build
+  # Two of us at once would install over each other. tools/workspace.py takes the same lock.
+  exec 9>build/.setup.lock
+  ! command -v flock >/dev/null || flock 9
+  find_python
+  install_packages "$1"
+  make_venv
+  exec 9>&-
+}

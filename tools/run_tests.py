@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages behind ./test, each with its time, and one closing line that sums over all of them.
+
+A check counts as one test, as does a build that fails; C++ and Python tests are counted by their own runners.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import workspace
+from workspace import ROOT, SetupError
+
+BIN = workspace.VENV / "bin"
+BUILD = ROOT / "build"
+CXX_FOLDERS = ["core", "include", "python/bindings", "tests"]
+SANITIZER_MINUTES = 10
+
+
+@dataclass
+class Counts:
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+PASSED, FAILED = Counts(passed=1), Counts(failed=1)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **extra}
+
+
+def show(text: str) -> None:
+    print(text.rstrip(), flush=True)
+
+
+def check(name: str, command: list[str], fix: str = "") -> Counts:
+    """One check: silent where it passes."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode == 0:
+        show(f"  ok    {name}")
+        return PASSED
+    show(f"  FAIL  {name}")
+    show(done.stdout + done.stderr)
+    if fix:
+        show(f"  fix it by: {fix}")
+    return FAILED
+
+
+def cxx_files() -> list[str]:
+    suffixes = {".c", ".h", ".cpp", ".hpp"}
+    found = [p for folder in CXX_FOLDERS for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
+    return sorted(str(p.relative_to(ROOT)) for p in found)
+
+
+def checks() -> Counts:
+    formatter = [str(BIN / "clang-format"), "--dry-run", "-Werror", *cxx_files()]
+    tool = ".venv/bin/ruff"
+    return (
+        check("ruff check", [str(BIN / "ruff"), "check", "."], f"{tool} check --fix .")
+        + check("ruff format", [str(BIN / "ruff"), "format", "--check", "."], f"{tool} format .")
+        + check("mypy --strict", [sys.executable, "-m", "mypy", "--strict", "python/ugds"])
+        + check("clang-format", formatter, ".venv/bin/clang-format -i FILE")
+    )
+
+
+def build(folder: Path, sanitize: str = "") -> None:
+    """Configures and builds the C++ and C tests. Raises SetupError with the compiler's words."""
+    configure = ["cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", "-DUGDS_TESTS=ON", f"-DUGDS_SANITIZE={sanitize}"]
+    log = folder.with_suffix(".log")
+    os.environ["PATH"] = environment()["PATH"]
+    workspace.run(f"  configuring {folder.name}", configure, log)
+    workspace.run(f"  building {folder.name}", ["cmake", "--build", str(folder)], log)
+
+
+def programs(folder: Path) -> list[Path]:
+    """The test programs of a build: the executables that tests/CMakeLists.txt made."""
+    found = [p for p in (folder / "tests").rglob("*") if p.is_file() and os.access(p, os.X_OK)]
+    return sorted(p for p in found if "CMakeFiles" not in p.parts and ".so" not in p.suffixes)
+
+
+def run_program(program: Path, deadline: float, prefix: list[str], extra: dict[str, str]) -> Counts:
+    """One test program. A doctest program's own counts; any other counts as one test, by its exit status."""
+    name, start = program.name, time.monotonic()
+    try:
+        done = subprocess.run(
+            [*prefix, str(program)],
+            cwd=ROOT,
+            env=environment(**extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=max(1.0, deadline - start),
+        )
+        output, status = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        output, status = f"{output}\n{name}: stopped, it took longer than allowed", 1
+    summary = re.search(r"test cases:\s*\d+\s*\|\s*(\d+) passed\s*\|\s*(\d+) failed\s*\|\s*(\d+) skipped", output)
+    counts = Counts(*map(int, summary.groups())) if summary else Counts()
+    if status != 0 and counts.failed == 0:  # a crash, a sanitizer's report, a time-out
+        counts += FAILED
+    elif summary is None and status == 0:
+        counts = PASSED
+    show(f"  {'ok  ' if status == 0 else 'FAIL'}  {folder_label(program)}: {counts} ({time.monotonic() - start:.1f} s)")
+    if status != 0:
+        show(output)
+    return counts
+
+
+def folder_label(program: Path) -> str:
+    return f"{program.relative_to(BUILD).parts[0]}/{program.name}"
+
+
+def native(folder: Path, sanitize: str, deadline: float, extra: dict[str, str] | None = None) -> Counts:
+    try:
+        build(folder, sanitize)
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    prefix = []
+    if sanitize == "thread" and (setarch := shutil.which("setarch")):
+        # Older runtimes of the thread sanitizer refuse some layouts that address randomisation makes.
+        prefix = [setarch, os.uname().machine, "-R"]
+        if subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
+            prefix = []
+    found = programs(folder)
+    if not found:
+        show(f"  FAIL  no test program was built in {folder.relative_to(ROOT)}")
+        return FAILED
+    return sum((run_program(p, deadline, prefix, extra or {}) for p in found), Counts())
+
+
+def cxx() -> Counts:
+    return native(BUILD / "test-release", "", time.monotonic() + 600)
+
+
+def sanitizers() -> Counts:
+    deadline = time.monotonic() + SANITIZER_MINUTES * 60
+    address = {
+        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    thread = {"TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=0"}
+    return native(BUILD / "test-asan", "address,undefined", deadline, address) + native(
+        BUILD / "test-tsan", "thread", deadline, thread
+    )
+
+
+def python(quick: bool) -> Counts:
+    try:
+        with workspace.alone():
+            workspace.ensure_package()
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    report = BUILD / "pytest.xml"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(["-m", "not slow"] if quick else [])]
+    status = subprocess.run(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL).returncode
+    if not report.exists():
+        return FAILED
+    suites = ElementTree.parse(report).getroot().iter("testsuite")
+    counts = Counts()
+    for suite in suites:
+        total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+        failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        counts += Counts(max(0, total - failed - skipped), failed, skipped)
+    if status != 0 and counts.failed == 0:
+        counts += FAILED
+    return counts
+
+
+def soak(minutes: float) -> Counts:
+    program = ROOT / "tests" / "python" / "soak.py"
+    if not program.exists():
+        return absent("soak")
+    try:
+        with workspace.alone():
+            workspace.ensure_package()
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    command = [sys.executable, str(program), f"{minutes:g}"]
+    status = subprocess.run(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL).returncode
+    return PASSED if status == 0 else FAILED
+
+
+def absent(name: str) -> Counts:
+    show(f"  NOTHING WAS TESTED: there is no {name} suite yet.")
+    return Counts(skipped=1)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="./test",
+        description="Builds uGDS and tests it. Without an option: checks, C++ tests, Python tests, sanitizers.",
+        epilog='Every form ends with the line "N passed, N failed, N skipped"; the exit status is 0 if none failed.',
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--quick", action="store_true", help="checks, C++ tests and the Python tests that are not slow")
+    form.add_argument("--sanitizers", action="store_true", help="address, undefined behaviour and thread sanitizers")
+    form.add_argument("--soak", type=float, metavar="MINUTES", help="random load with faults, for that long")
+    form.add_argument("--faults", action="store_true", help="the fault campaign")
+    form.add_argument("--vm", action="store_true", help="in a virtual machine, with the kernel's own drivers")
+    form.add_argument("--gpu", action="store_true", help="what needs a GPU")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = parse()
+    stages: list[tuple[str, Callable[[], Counts]]]
+    if arguments.sanitizers:
+        stages = [("sanitizers", sanitizers)]
+    elif arguments.soak is not None:
+        stages = [("soak", lambda: soak(arguments.soak))]
+    elif name := next((n for n in ("faults", "vm", "gpu") if getattr(arguments, n)), None):
+        stages = [(name, lambda: absent(name))]
+    else:
+        stages = [("checks", checks), ("C++ tests", cxx), ("Python tests", lambda: python(arguments.quick))]
+        if not arguments.quick:
+            stages.append(("sanitizers", sanitizers))
+
+    total = Counts()
+    for title, stage in stages:
+        start = time.monotonic()
+        show(f"== {title}")
+        counts = stage()
+        show(f"== {title}: {counts} in {time.monotonic() - start:.1f} s\n")
+        total += counts
+    show(str(total))
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
