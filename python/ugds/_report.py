@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from ugds._core import Error
@@ -69,7 +69,12 @@ def number(value: float) -> str:
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], left: int = 1) -> Table:
     """A table whose first `left` columns hold words, and the rest figures."""
     made = Table(
-        title=title, title_justify="left", title_style="bold", header_style="bold", show_edge=False, pad_edge=False
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        show_edge=False,
+        pad_edge=False,
     )
     for index, column in enumerate(columns):
         made.add_column(column, justify="left" if index < left else "right", no_wrap=True)
@@ -78,10 +83,10 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], lef
     return made
 
 
-def records_tables(records: list[Record]) -> list[Table]:
+def records_tables(records: list[Record]) -> list[RenderableType]:
     """Records of one benchmark for people. Neighbours with the same figures are the rows of one table; a record that
     stands alone has a row for each of its figures."""
-    made = []
+    made: list[RenderableType] = []
     for (names, params), group in itertools.groupby(records, lambda r: (tuple(r.figures), tuple(r.params))):
         rows = list(group)
         if len(rows) > 1:
@@ -105,9 +110,9 @@ def records_tables(records: list[Record]) -> list[Table]:
         title = ", ".join(f"{name} {value}" for name, value in row.params.items())
         where = f"memory {row.memory}, route {row.route}"
         lines = [(name, number(value), "" if unit == "1" else unit) for name, (value, unit) in row.figures.items()]
-        single = table(f"{title}, {where}", ("figure", "value", "unit"), lines)
+        single = table("", ("figure", "value", "unit"), lines)
         single.columns[2].justify = "left"
-        made.append(single)
+        made += [f"{title}, {where}", single]
     return made
 
 

@@ -75,9 +75,8 @@ def bench(arguments: argparse.Namespace) -> int:
     console = _report.console()
     device = records[0].device if records else arguments.device
     console.print(f"ugds bench {arguments.benchmark} on {device}", markup=False)
-    for table in _report.records_tables(records):
-        console.print()
-        console.print(table)
+    for part in _report.records_tables(records):
+        console.print(part)
     if device.startswith("emulated:"):
         console.print(_report.EMULATED_NOTE)
     return 0
