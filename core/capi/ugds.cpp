@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C API: arguments to the engine, errors to codes. No exception leaves it.
+#include "ugds.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "base/error.hpp"
+#include "engine/operation.hpp"
+#include "engine/table.hpp"
+#include "memory/registry.hpp"
+
+namespace {
+
+using ugds::Error;
+using ugds::last_error;
+using ugds::engine::HandleId;
+using ugds::engine::Table;
+using ugds::engine::Transfer;
+using ugds::memory::Reference;
+using ugds::memory::Registry;
+using ugds::nvme::Opcode;
+
+static_assert(sizeof(uGDSDescr_t) == 16 && sizeof(uGDSError_t) == 8);
+static_assert(sizeof(uGDSIOParams_t) == 48 && sizeof(uGDSIOEvents_t) == 24);
+
+/// Handles of C callers; the table itself is shared with Python.
+std::atomic<int> opened{0};
+
+int code_of(int error) {
+  switch (error) {
+    case 0: return UGDS_SUCCESS;
+    case ENOMEM: return UGDS_OUT_OF_MEMORY;
+    case EBUSY: return UGDS_BUSY;
+    case EEXIST: return UGDS_MEMORY_ALREADY_REGISTERED;
+    case ESTALE: return UGDS_MEMORY_NOT_REGISTERED;
+    case EBADF: return UGDS_HANDLE_NOT_REGISTERED;
+    case ENODEV: return UGDS_DEVICE_LOST;
+    case ENOENT:
+    case ENXIO: return UGDS_DEVICE_NOT_FOUND;
+    case ETIMEDOUT: return UGDS_TIMED_OUT;
+    case EACCES:
+    case EPERM: return UGDS_PERMISSION_DENIED;
+    case EFAULT: return UGDS_MEMORY_PINNING_FAILED;
+    case EOPNOTSUPP: return UGDS_IO_NOT_SUPPORTED;
+    case EINVAL:
+    case ERANGE: return UGDS_INVALID_VALUE;
+    default: return UGDS_INTERNAL_ERROR;
+  }
+}
+
+uGDSError_t answer(int code) { return {code, 0}; }
+
+uGDSError_t refuse(const char* operation, int code, int error, const char* cause, const char* hint = "") {
+  Error& e = last_error() = Error{};
+  e.operation = operation;
+  e.code = error;
+  ugds::set_cause(e, "%s", cause);
+  ugds::set_hint(e, "%s", hint);
+  return answer(code);
+}
+
+uGDSError_t unsupported(const char* operation) {
+  return refuse(operation, UGDS_IO_NOT_SUPPORTED, EOPNOTSUPP, "not supported by this release");
+}
+
+/// Runs set-up code; what it throws becomes last_error() and a code.
+template <class Body>
+uGDSError_t guarded(const char* operation, Body&& body) {
+  try {
+    return body();
+  } catch (const ugds::Failure& failure) {
+    last_error() = failure.error();
+    return answer(code_of(failure.error().code));
+  } catch (const std::bad_alloc&) {
+    return refuse(operation, UGDS_OUT_OF_MEMORY, ENOMEM, "out of memory");
+  } catch (...) {
+    return refuse(operation, UGDS_INTERNAL_ERROR, EIO, "an unexpected exception");
+  }
+}
+
+HandleId id_of(uGDSHandle_t fh) { return reinterpret_cast<std::uintptr_t>(fh); }
+
+ssize_t transfer(Opcode opcode, uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
+  Table& table = Table::instance();
+  const Table::Use handle(table, id_of(fh));
+  if (!handle) [[unlikely]] return table.explain_stale(id_of(fh), ugds::engine::operation_name(opcode));
+  if (file_offset < 0 || buf_offset < 0) [[unlikely]] {
+    refuse(ugds::engine::operation_name(opcode), UGDS_INVALID_VALUE, EINVAL, "a negative offset");
+    return -EINVAL;
+  }
+  // The interior pointer's place in its registration. One that is not registered stays empty, and the engine says so.
+  const auto address = reinterpret_cast<std::uintptr_t>(buf);
+  const Reference buffer = Registry::instance().find(buf);
+  return ugds::engine::run(*handle, {.opcode = opcode,
+                                     .buffer = buffer,
+                                     .offset = static_cast<std::uint64_t>(file_offset),
+                                     .size = size,
+                                     .buffer_offset = address - buffer.address + static_cast<std::uint64_t>(buf_offset)});
+}
+
+std::string uri_of(const uGDSDescr_t& descr) {
+  if (descr.type == UGDS_HANDLE_TYPE_USERSPACE_FS) {
+    if (descr.handle.handle == nullptr) ugds::fail(EINVAL, "open", "a null URI", "pass a const char* such as \"emulated:1GiB\"");
+    return static_cast<const char*>(descr.handle.handle);
+  }
+  if (descr.type != UGDS_HANDLE_TYPE_OPAQUE_FD) {
+    ugds::fail(EINVAL, "open", "a descriptor of type " + std::to_string(descr.type), "use 1 (fd) or 3 (URI)");
+  }
+  struct stat status;
+  if (fstat(descr.handle.fd, &status) != 0) {
+    ugds::fail(EBADF, "open", "descriptor " + std::to_string(descr.handle.fd) + " is not open");
+  }
+  ugds::fail(EOPNOTSUPP, "open", "files, block devices and /dev/ugds_drvN are not supported by this release",
+             "use descriptor type 3 with a URI such as emulated:1GiB");
+}
+
+}  // namespace
+
+extern "C" {
+
+uGDSError_t uGDSDriverOpen(void) {
+  return guarded("driver open", [] {
+    static_cast<void>(Table::instance());
+    ++opened;
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+uGDSError_t uGDSDriverClose(void) {
+  int count = opened.load();
+  do {
+    if (count == 0) return refuse("driver close", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open");
+  } while (!opened.compare_exchange_weak(count, count - 1));
+  return answer(UGDS_SUCCESS);
+}
+
+uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr) {
+  if (opened.load() == 0) {
+    return refuse("open", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open", "call uGDSDriverOpen() first");
+  }
+  if (fh == nullptr || descr == nullptr) return refuse("open", UGDS_INVALID_VALUE, EINVAL, "a null argument");
+  *fh = nullptr;
+  return guarded("open", [&] {
+    *fh = reinterpret_cast<uGDSHandle_t>(Table::instance().open(uri_of(*descr), {}));
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s) {
+  return guarded("close", [&] {
+    using Mode = Table::Mode;
+    const Mode mode = timeout_s == 0    ? Mode::check
+                      : timeout_s > 0   ? Mode::bounded
+                      : timeout_s == -1 ? Mode::wait
+                                        : Mode::force;
+    const auto limit = static_cast<std::uint64_t>(std::max(timeout_s, 0)) * 1'000'000'000u;
+    switch (Table::instance().close(id_of(fh), mode, limit)) {
+      case 0: return answer(UGDS_SUCCESS);
+      case EBUSY:
+        return refuse("close", UGDS_BUSY, EBUSY, "requests are in flight, or the device is wedged and its buffers are held",
+                      "wait for the requests, or release by force after a reset");
+      default: return refuse("close", UGDS_HANDLE_NOT_REGISTERED, EBADF, "the handle is not registered");
+    }
+  });
+}
+
+void uGDSHandleDeregister(uGDSHandle_t fh) { uGDSHandleDeregisterEx(fh, -1); }
+
+uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes) {
+  if (bytes == nullptr) return refuse("capacity", UGDS_INVALID_VALUE, EINVAL, "a null argument");
+  const Table::Use handle(Table::instance(), id_of(fh));
+  if (!handle) {
+    Table::instance().explain_stale(id_of(fh), "capacity");
+    return answer(UGDS_HANDLE_NOT_REGISTERED);
+  }
+  *bytes = handle->identity().capacity();
+  return answer(UGDS_SUCCESS);
+}
+
+uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
+  if (opened.load() == 0) {
+    return refuse("register", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open", "call uGDSDriverOpen() first");
+  }
+  if ((flags & ~(UGDS_BUF_DMABUF | UGDS_BUF_RDMA | UGDS_BUF_FORCE_CUDA)) != 0) {
+    return refuse("register", UGDS_INVALID_VALUE, EINVAL, "unknown flags");
+  }
+  if (flags != 0) return unsupported("register");
+  return guarded("register", [&] {
+    Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false);
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+uGDSError_t uGDSBufRegisterEx(const void* base, size_t size, const uGDSBufConfig_t* config) {
+  if (config != nullptr && (config->backend != 0 || config->enable_export)) return unsupported("register");
+  return uGDSBufRegister(base, size, 0);
+}
+
+uGDSError_t uGDSBufDeregister(const void* base) {
+  return guarded("deregister", [&] {
+    const Reference found = Registry::instance().find(base);
+    if (!found || found.address != reinterpret_cast<std::uintptr_t>(base)) {
+      return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+    }
+    switch (Registry::instance().close(found)) {
+      case 0: return answer(UGDS_SUCCESS);
+      case EBUSY: return refuse("deregister", UGDS_BUSY, EBUSY, "commands on the buffer are in flight", "wait for them");
+      default: return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, ESTALE, "the buffer was deregistered meanwhile");
+    }
+  });
+}
+
+ssize_t uGDSRead(uGDSHandle_t fh, void* buf, size_t size, off_t file_offset, off_t buf_offset) {
+  return transfer(Opcode::read, fh, buf, size, file_offset, buf_offset);
+}
+
+ssize_t uGDSWrite(uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
+  return transfer(Opcode::write, fh, buf, size, file_offset, buf_offset);
+}
+
+ssize_t uGDSFlush(uGDSHandle_t fh) {
+  const Table::Use handle(Table::instance(), id_of(fh));
+  if (!handle) return Table::instance().explain_stale(id_of(fh), "flush");
+  return ugds::engine::run(*handle, {.opcode = Opcode::flush});
+}
+
+ssize_t uGDSDiscard(uGDSHandle_t fh, off_t file_offset, size_t size) {
+  const Table::Use handle(Table::instance(), id_of(fh));
+  if (!handle) return Table::instance().explain_stale(id_of(fh), "discard");
+  if (file_offset < 0) {
+    refuse("discard", UGDS_INVALID_VALUE, EINVAL, "a negative offset");
+    return -EINVAL;
+  }
+  const std::int64_t result = ugds::engine::discard(*handle, static_cast<std::uint64_t>(file_offset), size);
+  return result < 0 ? result : 0;
+}
+
+uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t*, uGDSHandle_t, unsigned) { return unsupported("batch"); }
+uGDSError_t uGDSBatchIOSubmit(uGDSBatchHandle_t, unsigned, uGDSIOParams_t*, unsigned) { return unsupported("batch"); }
+uGDSError_t uGDSBatchIOGetStatus(uGDSBatchHandle_t, unsigned, unsigned*, uGDSIOEvents_t*, struct timespec*) {
+  return unsupported("batch");
+}
+void uGDSBatchIODestroy(uGDSBatchHandle_t) { unsupported("batch"); }
+uGDSError_t uGDSReadAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) { return unsupported("read"); }
+uGDSError_t uGDSWriteAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) { return unsupported("write"); }
+uGDSError_t uGDSStreamRegister(void*) { return unsupported("stream register"); }
+uGDSError_t uGDSStreamRegisterEx(void*, int) { return unsupported("stream register"); }
+uGDSError_t uGDSStreamDeregister(void*) { return unsupported("stream deregister"); }
+uGDSError_t uGDSExportDmabuf(const void*, size_t, uGDSDmabuf_t*) { return unsupported("export"); }
+uGDSError_t uGDSRDMARegister(const void*, size_t, void*, void**) { return unsupported("RDMA register"); }
+uGDSError_t uGDSRDMAUnregister(void*) { return unsupported("RDMA unregister"); }
+
+int uGDSVersion(void) { return 10000 * UGDS_VERSION_MAJOR + 100 * UGDS_VERSION_MINOR + UGDS_VERSION_PATCH; }
+
+size_t uGDSGetLastError(char* text, size_t size) {
+  const Error& error = last_error();
+  if (error.code == 0) {
+    if (text != nullptr && size != 0) text[0] = '\0';
+    return 0;
+  }
+  try {
+    const std::string message = error.message();
+    if (text != nullptr && size != 0) std::snprintf(text, size, "%s", message.c_str());
+    return message.size();
+  } catch (...) {
+    if (text != nullptr && size != 0) std::snprintf(text, size, "%s", std::strerror(error.code));
+    return std::strlen(std::strerror(error.code));
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/device.hpp"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/steps.hpp"
+#include "base/text.hpp"
+#include "device/emulated.hpp"
+#include "nvme/prp.hpp"
+
+namespace ugds::device {
+
+const char* transport_name(Transport transport) {
+  switch (transport) {
+    case Transport::emulated: return "emulated";
+    case Transport::vfio_user: return "vfio-user";
+    case Transport::vfio: return "vfio";
+    case Transport::ugds_drv: return "ugds_drv";
+  }
+  return "unknown";
+}
+
+DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous)
+    : device_(&device), size_(Bytes(align_up(size.value, nvme::kPageSize))) {
+  setup_step("dma memory: allocate");
+  void* memory = mmap(nullptr, size_.value, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail(ENOMEM, "open", "no memory for queues", "free memory, or ask for fewer or shallower queues");
+  data_ = static_cast<std::byte*>(memory);
+  try {
+    madvise(data_, size_.value, MADV_DONTFORK);
+    pages_ = std::make_unique<std::uint64_t[]>(size_.value / nvme::kPageSize);
+    setup_step("dma memory: map");
+    mapping_ = device.map(data_, size_, Access::read_write, pages_.get());
+    for (std::uint64_t i = 1; contiguous && i < size_.value / nvme::kPageSize; ++i) {
+      if (pages_[i] == pages_[0] + i * nvme::kPageSize) continue;
+      device.unmap(mapping_);
+      fail(ENOMEM, "open", "the transport gave no contiguous memory for a queue", "ask for shallower queues");
+    }
+  } catch (...) {
+    munmap(data_, size_.value);
+    throw;
+  }
+}
+
+DmaMemory::~DmaMemory() {
+  if (data_ == nullptr) return;
+  device_->unmap(mapping_);
+  munmap(data_, size_.value);
+}
+
+DmaMemory::DmaMemory(DmaMemory&& other) noexcept { *this = std::move(other); }
+
+DmaMemory& DmaMemory::operator=(DmaMemory&& other) noexcept {
+  std::swap(device_, other.device_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  std::swap(mapping_, other.mapping_);
+  std::swap(pages_, other.pages_);
+  return *this;
+}
+
+Iova DmaMemory::iova(std::uint64_t offset) const {
+  return Iova(pages_[offset >> nvme::kPageShift] + (offset & (nvme::kPageSize - 1)));
+}
+
+void DmaMemory::leak() noexcept { data_ = nullptr; }
+
+std::unique_ptr<Device> open(const std::string& text) {
+  const Uri uri = parse_uri(text);
+  if (uri.scheme == "emulated") return std::make_unique<EmulatedDevice>(text, uri);
+  const std::string near = nearest(uri.scheme, {"emulated"});
+  fail(EINVAL, "open", "\"" + uri.scheme + ":\" names no transport of this release",
+       near.empty() ? "use emulated:SIZE, such as emulated:1GiB" : "did you mean " + near + ":?");
+}
+
+}  // namespace ugds::device

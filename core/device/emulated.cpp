@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/emulated.hpp"
+
+#include <utility>
+
+#include "nvme/prp.hpp"
+
+namespace ugds::device {
+
+EmulatedDevice::EmulatedDevice(std::string text, const Uri& uri)
+    : uri_(std::move(text)), controller_(emulator::parse_options(uri.place, uri.query)) {}
+
+std::uint32_t EmulatedDevice::read32(std::uint32_t offset) {
+  return static_cast<std::uint32_t>(controller_.read(offset, 4));
+}
+
+std::uint64_t EmulatedDevice::read64(std::uint32_t offset) { return controller_.read(offset, 8); }
+
+void EmulatedDevice::write32(std::uint32_t offset, std::uint32_t value) { controller_.write(offset, value, 4); }
+
+void EmulatedDevice::write64(std::uint32_t offset, std::uint64_t value) { controller_.write(offset, value, 8); }
+
+std::uint32_t* EmulatedDevice::doorbell(std::uint32_t offset) { return controller_.doorbell(offset); }
+
+Mapping EmulatedDevice::map(void* address, Bytes length, Access access, std::uint64_t* pages) {
+  const std::uint64_t iova = controller_.map(address, length.value, access == Access::read_write);
+  for (std::uint64_t i = 0; i < length.value / nvme::kPageSize; ++i) pages[i] = iova + i * nvme::kPageSize;
+  return {iova, length};
+}
+
+void EmulatedDevice::unmap(const Mapping& mapping) noexcept { controller_.unmap(mapping.token); }
+
+bool EmulatedDevice::reset() noexcept { return controller_.function_reset(); }
+
+Device::Turn EmulatedDevice::turn() const {
+  return controller_.pumped_by_caller() ? &emulator::Controller::turn : nullptr;
+}
+
+void* EmulatedDevice::turn_context() const {
+  return controller_.pumped_by_caller() ? const_cast<emulator::Controller*>(&controller_) : nullptr;
+}
+
+}  // namespace ugds::device

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A handle: one open device with its controller brought up, its queue pairs, and the state that decides whether a
+// request may be submitted. Requests themselves are operations (operation.hpp); recovery is in recovery.cpp.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "device/device.hpp"
+#include "engine/bring_up.hpp"
+#include "engine/policy.hpp"
+#include "memory/registry.hpp"
+#include "queue/queue_pair.hpp"
+
+namespace ugds::engine {
+
+enum class State : std::uint32_t {
+  ready,
+  recovering,  ///< a command is overdue or the controller failed: nothing is submitted, waiters wait
+  wedged,      ///< the controller could not be stopped: its commands' memory is quarantined
+  failed,      ///< the controller was stopped and could not be started again; nothing is held
+  lost,        ///< the device has gone from the bus; nothing is held
+};
+const char* state_name(State state);
+
+class Bounce;
+
+class Handle {
+ public:
+  /// Opens and brings up. Throws Failure with everything undone.
+  Handle(const std::string& uri, const Policy& policy);
+  /// Shuts the controller down and releases everything; what a wedged controller may still use is leaked instead.
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  const std::string& uri() const { return device_->uri(); }
+  device::Device& device() { return *device_; }
+  const Identity& identity() const { return identity_; }
+  const Policy& policy() const { return policy_; }
+  State state() const { return state_.load(std::memory_order_acquire); }
+  /// The number that registrations know the device by.
+  std::uint32_t number() const { return number_; }
+  const std::vector<std::unique_ptr<queue::QueuePair>>& queues() const { return queues_; }
+
+  /// The block size as a power of two.
+  unsigned block_shift() const { return block_shift_; }
+  /// Bytes of one command.
+  std::uint32_t chunk() const { return chunk_; }
+  std::uint32_t window() const { return window_; }
+  std::uint32_t lists_for_chunk() const { return lists_for_chunk_; }
+
+  /// The queue pair for the next request: the caller's own if it is idle, else the least loaded.
+  queue::QueuePair& choose(std::uint32_t caller) {
+    queue::QueuePair& home = *queues_[caller % queues_.size()];
+    return home.load() == 0 || queues_.size() == 1 ? home : least_loaded();
+  }
+
+  /// What an empty poll turn runs, for a `pump=caller` controller; cached, so that no request asks the device.
+  device::Device::Turn turn() const { return turn_; }
+  void* turn_context() const { return turn_context_; }
+
+  /// Commands in flight over all queues.
+  std::uint64_t in_flight() const;
+  /// Reaps until nothing is in flight, for at most `limit_ns`; recovers as any waiter would. True: nothing is.
+  bool drain(std::uint64_t limit_ns);
+  /// For a handle that is wedged: resets the function from outside, and releases the quarantine if that stops it.
+  bool force_stop();
+
+  // --- Called by waiters, all cold (recovery.cpp) ------------------------------------------------------------------
+
+  /// A command is overdue. Aborts it, or resets the controller. Returns when that has been tried by somebody.
+  void recover_overdue(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged);
+  /// The controller is in a state that only a reset ends: CSTS.CFS, or a completion that no command was waiting for.
+  void recover_broken(const char* why);
+  /// The registers read as all ones.
+  void lose();
+  /// Looks at the controller's registers and recovers if they ask for it.
+  void check_controller();
+  /// What unaligned requests go through (unaligned.hpp).
+  Bounce& bounce() { return *bounce_; }
+  /// Why the state is not `ready`, for messages.
+  std::string why() const;
+
+ private:
+  void set_up();
+  void tear_down();
+  void make_queues();
+  queue::QueuePair& least_loaded();
+  void acquire_all();
+  void release_all();
+  void retire_all(std::uint16_t status);
+  bool start_again();
+  bool reset_and_restart();
+  void set_state(State state, const char* why);
+  bool confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged);
+
+  Policy policy_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<Bringup> controller_;
+  Identity identity_;
+  std::atomic<State> state_{State::ready};
+  std::uint32_t number_ = ~0u;
+  unsigned block_shift_ = 9;
+  std::uint32_t chunk_ = 0;
+  std::uint32_t window_ = 1;
+  std::uint32_t lists_for_chunk_ = 0;
+  device::Device::Turn turn_ = nullptr;
+  void* turn_context_ = nullptr;
+  std::vector<std::unique_ptr<queue::QueuePair>> queues_;
+  std::unique_ptr<Bounce> bounce_;
+  std::mutex recovery_lock_;
+  mutable std::mutex why_lock_;
+  std::string why_;
+};
+
+}  // namespace ugds::engine

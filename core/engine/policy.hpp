@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a caller may choose when opening a device. Zero means: the library decides.
+#pragma once
+
+#include <cstdint>
+
+namespace ugds::engine {
+
+struct Policy {
+  std::uint32_t namespace_id = 0;  ///< 0: the first that is active
+  std::uint32_t queues = 0;        ///< I/O queue pairs asked for; 0: one a processor, 2 to 16
+  std::uint32_t depth = 0;         ///< entries a queue; 0: 64. Clamped to the device
+  std::uint64_t deadline_ns = 30'000'000'000;  ///< longest life of a command before recovery begins
+};
+
+/// Largest command, whatever the device would allow: small requests pass between the pieces of a large one.
+inline constexpr std::uint64_t kMaxChunk = 4u << 20;
+/// For a device that states no limit (MDTS 0).
+inline constexpr std::uint64_t kUnstatedMaxTransfer = 128u << 10;
+/// Commands that one request keeps in flight on a queue.
+inline constexpr std::uint32_t kWindow = 16;
+inline constexpr std::uint32_t kDefaultDepth = 64;
+inline constexpr std::uint32_t kListPages = 64;
+
+}  // namespace ugds::engine

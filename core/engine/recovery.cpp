@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// When a command is overdue, or the controller fails. The order is what keeps memory safe: stop submitting; abort; if
+// the abort is not confirmed, stop the controller; only when it is known to have stopped are the commands retired and
+// their memory released. If nothing stops it, the handle is wedged and what it may still write to stays held.
+#include <algorithm>
+#include <cstdio>
+
+#include "base/clock.hpp"
+#include "engine/handle.hpp"
+#include "engine/idle.hpp"
+#include "nvme/status.hpp"
+
+namespace ugds::engine {
+
+namespace {
+
+/// How long an Abort may take, and then the command that it aborted.
+constexpr std::uint64_t kAbortDeadline = 500'000'000;
+constexpr std::uint64_t kAbortedGrace = 100'000'000;
+/// "Command aborted by host", which no device sends.
+constexpr std::uint16_t kAbortedByHost = nvme::make_status(nvme::StatusType::path, 0x71);
+
+}  // namespace
+
+void Handle::set_state(State state, const char* why) {
+  {
+    std::lock_guard guard(why_lock_);
+    why_ = why;
+  }
+  state_.store(state, std::memory_order_seq_cst);
+}
+
+void Handle::acquire_all() {
+  // Owners hold a queue pair only for a bounded moment, so this ends.
+  for (auto& pair : queues_) {
+    Idle idle(device_.get());
+    while (!pair->try_acquire()) idle.pause();
+  }
+}
+
+void Handle::release_all() {
+  for (auto& pair : queues_) pair->release();
+}
+
+void Handle::retire_all(std::uint16_t status) {
+  for (auto& pair : queues_) {
+    pair->restart(status, controller_->submission_doorbell(pair->id()), controller_->completion_doorbell(pair->id()));
+  }
+}
+
+void Handle::check_controller() {
+  const nvme::ControllerStatus status = controller_->status();
+  if (status.gone() && controller_->gone()) return lose();
+  if (status.fatal() && state() == State::ready) return recover_broken("the controller reports a fatal status (CSTS.CFS)");
+  for (auto& pair : queues_) {
+    if (pair->distrusted() && state() == State::ready) {
+      return recover_broken("the controller posted a completion that no command was waiting for");
+    }
+  }
+}
+
+void Handle::lose() {
+  std::lock_guard guard(recovery_lock_);
+  if (state() == State::lost) return;
+  // A device that has gone from the bus can reach no memory.
+  set_state(State::lost, "the device has gone: its registers read as all ones");
+  acquire_all();
+  retire_all(kAbortedByHost);
+  release_all();
+}
+
+void Handle::recover_overdue(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged) {
+  std::lock_guard guard(recovery_lock_);
+  if (state() != State::ready) return;
+  set_state(State::recovering, "a command is overdue");
+  // Whoever saw the old state submits under ownership: after this nobody is submitting.
+  acquire_all();
+  release_all();
+  if (confirmed_abort(pair, cid, staged)) return set_state(State::ready, "");
+  reset_and_restart();
+}
+
+void Handle::recover_broken(const char* why) {
+  std::lock_guard guard(recovery_lock_);
+  if (state() != State::ready) return;
+  set_state(State::recovering, why);
+  reset_and_restart();
+}
+
+bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged) {
+  const auto in_flight = [&] {
+    Idle idle(device_.get());
+    while (!pair.try_acquire()) idle.pause();
+    pair.reap();
+    const bool still = pair.is_in_flight(cid, staged);
+    pair.release();
+    return still;
+  };
+  if (!in_flight()) return true;  // it came in the end
+  const Answer answer = controller_->execute(nvme::abort(pair.id(), cid), kAbortDeadline);
+  if (answer.timed_out || answer.status != 0 || pair.distrusted()) return false;
+  // "Aborted" is no proof that the data has stopped: the command's own completion is.
+  const std::uint64_t start = monotonic_ns();
+  Idle idle(device_.get());
+  while (in_flight()) {
+    if (monotonic_ns() - start > (nvme::was_aborted(answer.result) ? kAbortedGrace : kAbortedGrace / 10)) return false;
+    idle.pause();
+  }
+  return true;
+}
+
+bool Handle::reset_and_restart() {
+  acquire_all();
+  const bool stopped = controller_->disable() || device_->reset();
+  if (!stopped) {
+    set_state(State::wedged, "the controller could not be stopped: it may still write to the memory of its commands");
+  } else if (controller_->gone()) {
+    retire_all(kAbortedByHost);
+    set_state(State::lost, "the device has gone: its registers read as all ones");
+  } else {
+    retire_all(kAbortedByHost);
+    if (start_again()) {
+      set_state(State::ready, "");
+    }
+  }
+  release_all();
+  return stopped;
+}
+
+bool Handle::start_again() {
+  try {
+    controller_->enable();
+    controller_->negotiate_queues(static_cast<std::uint32_t>(queues_.size()));
+    identity_.shadow_doorbells = controller_->configure_shadow_doorbells(static_cast<std::uint32_t>(queues_.size()));
+    retire_all(kAbortedByHost);  // nothing is in flight; gives the rings their new doorbells
+    for (auto& pair : queues_) controller_->create(*pair);
+    return true;
+  } catch (const std::exception& error) {
+    // Set-up stopped the controller again, or it never started: nothing is held.
+    const bool stopped = controller_->disable() || device_->reset();
+    const std::string why = std::string("the controller could not be started again: ") + error.what();
+    set_state(stopped ? State::failed : State::wedged, why.c_str());
+    return false;
+  }
+}
+
+bool Handle::force_stop() {
+  std::lock_guard guard(recovery_lock_);
+  if (state() != State::wedged) return true;
+  acquire_all();
+  const bool stopped = device_->reset();
+  if (stopped) {
+    retire_all(kAbortedByHost);
+    set_state(State::failed, "the function was reset from outside");
+  }
+  release_all();
+  return stopped;
+}
+
+bool Handle::drain(std::uint64_t limit_ns) {
+  const std::uint64_t start = monotonic_ns();
+  Idle idle(device_.get());
+  for (unsigned round = 0; in_flight() != 0; ++round) {
+    for (auto& pair : queues_) {
+      if (!pair->try_acquire()) continue;
+      pair->reap();
+      pair->release();
+    }
+    if ((round & 63) == 63) {
+      check_controller();
+      if (monotonic_ns() - start > limit_ns) return in_flight() == 0;
+    }
+    idle.pause();
+  }
+  return true;
+}
+
+}  // namespace ugds::engine

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/table.hpp"
+
+#include <cerrno>
+#include <ctime>
+
+#include "base/error.hpp"
+#include "base/fork.hpp"
+#include "base/steps.hpp"
+
+namespace ugds::engine {
+
+Table& Table::instance() {
+  static Table* const table = new Table;  // NOLINT: never destroyed, so that late callers find it
+  return *table;
+}
+
+Table::Table() {
+  static_cast<void>(memory::Registry::instance());  // its fork hooks come first
+  on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
+           [] {
+             Table& self = instance();
+             for (Slot& slot : self.slots_) {
+               slot.id.store(0);
+               slot.handle = nullptr;
+               slot.reserved = false;
+               for (auto& stripe : slot.users) stripe.count.store(0);
+             }
+             self.forked_below_ = self.next_;
+             self.lock_.unlock();
+           }});
+}
+
+HandleId Table::open(const std::string& uri, const Policy& policy) {
+  Slot* slot = nullptr;
+  HandleId id = 0;
+  {
+    std::lock_guard guard(lock_);
+    for (std::uint32_t i = 0; i < kSlots && slot == nullptr; ++i) {
+      Slot& candidate = slots_[(next_ + i) % kSlots];
+      if (candidate.reserved || candidate.id.load(std::memory_order_relaxed) != 0) continue;
+      next_ += i;
+      slot = &candidate;
+    }
+    if (slot == nullptr) {
+      fail(EMFILE, "open", "64 devices are open in this process, which is the most", "close one that is not needed");
+    }
+    id = next_++;
+    slot->reserved = true;
+  }
+  try {
+    setup_step("open: handle");
+    slot->handle = std::make_unique<Handle>(uri, policy).release();
+  } catch (...) {
+    std::lock_guard guard(lock_);
+    slot->reserved = false;
+    throw;
+  }
+  std::lock_guard guard(lock_);
+  slot->reserved = false;
+  slot->id.store(id, std::memory_order_seq_cst);
+  return id;
+}
+
+std::uint64_t Table::users(const Slot& slot) const {
+  std::uint64_t total = 0;
+  for (const auto& stripe : slot.users) total += stripe.count.load(std::memory_order_seq_cst);
+  return total;
+}
+
+Table::Slot* Table::reserve(HandleId id) {
+  std::lock_guard guard(lock_);
+  Slot& slot = slots_[id % kSlots];
+  if (id == 0 || slot.reserved || slot.id.load(std::memory_order_relaxed) != id) return nullptr;
+  slot.reserved = true;
+  return &slot;
+}
+
+int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
+  Slot* slot = reserve(id);
+  if (slot == nullptr) return ESTALE;
+  const std::uint64_t start = monotonic_ns();
+  const auto left = [&]() -> std::uint64_t {
+    if (mode == Mode::check) return 0;
+    if (mode == Mode::wait) return ~std::uint64_t{0} >> 1;
+    const std::uint64_t spent = monotonic_ns() - start;
+    return spent < limit_ns ? limit_ns - spent : 0;
+  };
+  // Nobody new comes in from here on.
+  slot->id.store(0, std::memory_order_seq_cst);
+  while (users(*slot) != 0 && left() != 0) {
+    const timespec wait{0, 50'000};
+    nanosleep(&wait, nullptr);
+  }
+  bool idle = users(*slot) == 0;
+  if (idle && mode == Mode::force) idle = slot->handle->force_stop() && (slot->handle->drain(limit_ns), true);
+  else if (idle) idle = slot->handle->state() != State::wedged && slot->handle->drain(left());
+  if (!idle) {
+    std::lock_guard guard(lock_);
+    slot->id.store(id, std::memory_order_seq_cst);
+    slot->reserved = false;
+    return EBUSY;
+  }
+  delete slot->handle;
+  std::lock_guard guard(lock_);
+  slot->handle = nullptr;
+  slot->reserved = false;
+  return 0;
+}
+
+void Table::abandon(HandleId id) {
+  Slot* slot = reserve(id);
+  if (slot == nullptr) return;
+  slot->id.store(0, std::memory_order_seq_cst);
+  while (users(*slot) != 0) {
+    const timespec wait{0, 50'000};
+    nanosleep(&wait, nullptr);
+  }
+  delete slot->handle;  // stops the controller, or leaks what it may still use
+  std::lock_guard guard(lock_);
+  slot->handle = nullptr;
+  slot->reserved = false;
+}
+
+HandleId Table::nth(std::uint32_t n) const {
+  for (const Slot& slot : slots_) {
+    const HandleId id = slot.id.load(std::memory_order_relaxed);
+    if (id != 0 && n-- == 0) return id;
+  }
+  return 0;
+}
+
+std::int64_t Table::explain_stale(HandleId id, const char* operation) const {
+  Error& error = last_error() = Error{};
+  error.code = EBADF;
+  error.operation = operation;
+  if (id != 0 && id < forked_below_) {
+    set_cause(error, "the device was opened before a fork, and only the parent can use it");
+    set_hint(error, "open it again in the child, or start children by spawn");
+  } else {
+    set_cause(error, "the device is closed");
+    set_hint(error, "open it again");
+  }
+  return -error.code;
+}
+
+}  // namespace ugds::engine

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The open handles of the process, by identifiers that are never reused. Who uses a handle counts in and out on one of
+// several counters, so that threads do not contend; closing marks the handle and waits for the counters. A stale
+// identifier, from before a close or a fork, finds nothing: it can never reach freed memory.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "engine/handle.hpp"
+#include "engine/operation.hpp"
+
+namespace ugds::engine {
+
+using HandleId = std::uint64_t;  ///< 0: none
+
+class Table {
+ public:
+  static Table& instance();
+
+  /// Opens a device. Throws Failure.
+  HandleId open(const std::string& uri, const Policy& policy);
+
+  /// How to close (the C API's uGDSHandleDeregisterEx has the same four).
+  enum class Mode : std::uint8_t {
+    check,    ///< only if nobody uses it
+    bounded,  ///< wait for at most the given time
+    wait,     ///< wait for ever
+    force,    ///< reset the function from outside first, if it is wedged
+  };
+  /// 0, EBUSY (in use, or wedged; the handle is open as before) or ESTALE.
+  int close(HandleId id, Mode mode, std::uint64_t limit_ns = 0);
+  /// Closes whatever the state: a wedged controller's memory is leaked. For garbage collection and exit.
+  void abandon(HandleId id);
+  /// The identifier of the `n`-th open handle from 0, or 0; for exit and statistics.
+  HandleId nth(std::uint32_t n) const;
+
+  /// Counts its user in, for its lifetime. Empty if the identifier is stale.
+  class Use {
+   public:
+    Use(Table& table, HandleId id) : users_(&table.slots_[id % kSlots].users[caller_number() % kStripes].count) {
+      Slot& slot = table.slots_[id % kSlots];
+      // Ours: count in, then look at the identifier. Closing: mark the identifier, then look at the counts.
+      users_->fetch_add(1, std::memory_order_seq_cst);
+      if (slot.id.load(std::memory_order_seq_cst) == id && id != 0) [[likely]] handle_ = slot.handle;
+    }
+    ~Use() { users_->fetch_sub(1, std::memory_order_release); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+    explicit operator bool() const { return handle_ != nullptr; }
+    Handle& operator*() const { return *handle_; }
+    Handle* operator->() const { return handle_; }
+
+   private:
+    std::atomic<std::uint32_t>* users_;
+    Handle* handle_ = nullptr;
+  };
+
+  /// Fills last_error() for a stale identifier: closed, or from before a fork. Returns -EBADF.
+  std::int64_t explain_stale(HandleId id, const char* operation) const;
+
+ private:
+  static constexpr std::uint32_t kSlots = memory::kMaxDevices;
+  static constexpr std::uint32_t kStripes = 16;
+
+  struct Slot {
+    alignas(64) std::atomic<HandleId> id{0};  ///< 0: free
+    Handle* handle = nullptr;
+    bool reserved = false;  ///< under lock_: being opened or closed
+    struct alignas(64) Stripe {
+      std::atomic<std::uint32_t> count{0};
+    };
+    std::array<Stripe, kStripes> users;
+  };
+
+  Table();
+  std::uint64_t users(const Slot& slot) const;
+  Slot* reserve(HandleId id);
+
+  std::mutex lock_;
+  HandleId next_ = 1;
+  HandleId forked_below_ = 0;
+  std::array<Slot, kSlots> slots_;
+};
+
+}  // namespace ugds::engine

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/unaligned.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/steps.hpp"
+
+namespace ugds::engine {
+
+using nvme::Opcode;
+
+Bounce::Bounce(Handle& handle) {
+  setup_step("bounce: allocate");
+  void* memory = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail(ENOMEM, "open", "no memory for the buffer of unaligned requests", "free memory");
+  madvise(memory, kSize, MADV_DONTFORK);
+  data_ = static_cast<std::byte*>(memory);
+  try {
+    const std::uint32_t device[] = {handle.number()};
+    reference_ = memory::Registry::instance().add(memory, kSize, memory::Kind::host, false, device);
+  } catch (...) {
+    munmap(memory, kSize);
+    throw;
+  }
+}
+
+Bounce::~Bounce() {
+  if (memory::Registry::instance().close(reference_) == EBUSY) return;  // never while the controller may write to it
+  munmap(data_, kSize);
+}
+
+namespace {
+
+/// One walk over an unaligned transfer. `done` bytes of it are finished.
+class Walk {
+ public:
+  Walk(Handle& handle, const Transfer& transfer, const Interrupt& interrupt)
+      : handle_(handle),
+        bounce_(handle.bounce()),
+        t_(transfer),
+        interrupt_(interrupt),
+        block_(handle.identity().block_size) {}
+
+  std::int64_t run() {
+    while (done_ < t_.size) {
+      const std::int64_t result = can_go_direct() ? direct() : bounced();
+      if (result < 0) return explain(result);
+    }
+    return static_cast<std::int64_t>(t_.size);
+  }
+
+ private:
+  std::uint64_t position() const { return t_.offset + done_; }
+  std::uint64_t address() const { return t_.buffer.address + t_.buffer_offset + done_; }
+
+  bool can_go_direct() const {
+    return is_aligned(position(), block_) && is_aligned(address(), 4) && t_.size - done_ >= block_;
+  }
+
+  std::int64_t direct() {
+    Transfer whole = t_;
+    whole.offset = position();
+    whole.buffer_offset = t_.buffer_offset + done_;
+    whole.size = align_down(t_.size - done_, block_);
+    const std::int64_t result = engine::run(handle_, whole, interrupt_);
+    // A failed part counts as far as it is right; the walk ends there.
+    done_ += result < 0 ? last_error().completed : whole.size;
+    return result;
+  }
+
+  std::int64_t bounced() {
+    const std::uint64_t begin = align_down(position(), block_);
+    std::uint64_t end = std::min(align_up(t_.offset + t_.size, block_), begin + align_down(Bounce::kSize, block_));
+    // An odd head may be all that keeps the rest from going direct.
+    if (begin != position() && is_aligned(address() + (begin + block_ - position()), 4)) end = begin + block_;
+    const std::uint64_t skip = position() - begin;
+    const std::uint64_t bytes = std::min(end - begin - skip, t_.size - done_);
+    auto* mine = bounce_.data() + skip;
+    auto* theirs = reinterpret_cast<std::byte*>(address());
+
+    Transfer blocks{.opcode = Opcode::read, .buffer = bounce_.reference(), .offset = begin, .size = end - begin};
+    const bool partial = skip != 0 || bytes != end - begin;
+    if (t_.opcode == Opcode::read || partial) {
+      if (const std::int64_t result = engine::run(handle_, blocks, interrupt_); result < 0) return result;
+    }
+    if (t_.opcode == Opcode::read) {
+      std::memcpy(theirs, mine, bytes);
+    } else {
+      std::memcpy(mine, theirs, bytes);
+      blocks.opcode = Opcode::write;
+      blocks.durable = t_.durable;
+      if (const std::int64_t result = engine::run(handle_, blocks, interrupt_); result < 0) return result;
+    }
+    done_ += bytes;
+    return static_cast<std::int64_t>(bytes);
+  }
+
+  /// The error of a part, told of the whole.
+  std::int64_t explain(std::int64_t result) const {
+    Error& error = last_error();
+    error.operation = operation_name(t_.opcode);
+    error.offset = t_.offset;
+    error.length = t_.size;
+    error.completed = done_;
+    return result;
+  }
+
+  Handle& handle_;
+  Bounce& bounce_;
+  const Transfer& t_;
+  const Interrupt& interrupt_;
+  const std::uint64_t block_;
+  std::uint64_t done_ = 0;
+};
+
+std::int64_t refuse(Handle& handle, const Transfer& t, int code, const char* cause, const char* hint) {
+  Error& error = last_error() = Error{};
+  error.code = code;
+  error.operation = operation_name(t.opcode);
+  set_device(error, handle.uri().c_str());
+  error.offset = t.offset;
+  error.length = t.size;
+  set_cause(error, "%s", cause);
+  set_hint(error, "%s", hint);
+  return -code;
+}
+
+}  // namespace
+
+bool is_aligned_transfer(const Handle& handle, const Transfer& t) {
+  const std::uint64_t mask = handle.identity().block_size - 1;
+  return (((t.offset | t.size) & mask) | ((t.buffer.address + t.buffer_offset) & 3)) == 0;
+}
+
+std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, const Interrupt& interrupt) {
+  const std::uint64_t capacity = handle.identity().capacity();
+  const bool in_range = t.buffer && t.offset <= capacity && t.size <= capacity - t.offset &&
+                        t.buffer_offset <= t.buffer.size && t.size <= t.buffer.size - t.buffer_offset &&
+                        !(t.buffer.readonly && t.opcode == Opcode::read);
+  if (is_aligned_transfer(handle, t) || t.size == 0) return run(handle, t, interrupt);
+  if (!in_range) {
+    if (t.buffer && (t.buffer_offset > t.buffer.size || t.size > t.buffer.size - t.buffer_offset)) {
+      return refuse(handle, t, EINVAL, "the range reaches beyond the registered buffer", "give a smaller size");
+    }
+    if (t.buffer.readonly && t.opcode == Opcode::read) {
+      return refuse(handle, t, EACCES, "a read would write to a buffer that is registered read-only",
+                    "register memory that can be written");
+    }
+    if (!t.buffer) return refuse(handle, t, EINVAL, "the buffer is not registered", "register it once, before the first I/O");
+    return refuse(handle, t, ERANGE, "the range ends beyond the device", "compare it with the device's capacity");
+  }
+  if (t.opcode == Opcode::write && !read_modify_write) {
+    return refuse(handle, t, EINVAL, "an unaligned write must read and rewrite the blocks at its edges, which was not allowed",
+                  "use whole blocks and memory at a multiple of 4 bytes, or allow it with unaligned=True");
+  }
+  if (t.buffer.registration->generation() != t.buffer.generation) {
+    return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
+  }
+  std::lock_guard guard(handle.bounce().lock());
+  // An abandoned request may still have the buffer.
+  if (memory::Registry::instance().in_flight(handle.bounce().reference()) != 0 &&
+      !handle.drain(handle.policy().deadline_ns)) {
+    return refuse(handle, t, EBUSY, "an interrupted unaligned request is still in flight", "try again later");
+  }
+  return Walk(handle, t, interrupt).run();
+}
+
+}  // namespace ugds::engine

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The commands in flight of one queue, counted by registration. Only the queue's owner writes it, so a count is a plain
+// load and store; the registry sums the ledgers of all queues, and only when a registration is being closed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace ugds::memory {
+
+/// Registrations that a process may have at once.
+inline constexpr std::uint32_t kMaxRegistrations = 65536;
+
+class Ledger {
+ public:
+  /// Reserves address space for all registrations; pages are touched as they are used. Throws Failure(ENOMEM).
+  Ledger();
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  void add(std::uint32_t registration) {
+    std::atomic<std::uint32_t>& count = counts_[registration];
+    count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  /// Release: what the command did to the memory happens before the registry sees the count go.
+  void remove(std::uint32_t registration) {
+    std::atomic<std::uint32_t>& count = counts_[registration];
+    count.store(count.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  }
+  std::uint32_t count(std::uint32_t registration) const { return counts_[registration].load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<std::uint32_t>* counts_;
+};
+
+}  // namespace ugds::memory

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/registry.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+#include "base/error.hpp"
+#include "base/fork.hpp"
+#include "base/steps.hpp"
+
+namespace ugds::memory {
+
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::host: return "host";
+    case Kind::cuda: return "cuda";
+    case Kind::hip: return "hip";
+  }
+  return "unknown";
+}
+
+const char* route_name(Route route) {
+  switch (route) {
+    case Route::direct: return "direct";
+    case Route::staged: return "staged";
+    case Route::buffered: return "buffered";
+  }
+  return "unknown";
+}
+
+Registry& Registry::instance() {
+  static Registry* const registry = new Registry;  // NOLINT: never destroyed, on purpose
+  return *registry;
+}
+
+Registry::Registry() {
+  // All-zero bytes are a free slot: a page of them is made by the kernel when one is first used.
+  void* memory = mmap(nullptr, kMaxRegistrations * sizeof(Registration), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  slots_ = static_cast<Registration*>(memory);
+  on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
+           [] {
+             Registry& self = instance();
+             // The parent's devices do not exist here. What was mapped to them is left alone.
+             for (std::uint32_t i = 0; i < self.used_; ++i) self.slots_[i].generation_.store(0);
+             self.index_.clear();
+             self.devices_ = {};
+             self.ledgers_.clear();
+             self.open_ = 0;
+             self.lock_.unlock();
+           }});
+}
+
+std::uint32_t Registry::take_slot() {
+  if (!free_.empty()) {
+    const std::uint32_t index = free_.back();
+    free_.pop_back();
+    return index;
+  }
+  if (used_ == kMaxRegistrations) {
+    fail(ENOSPC, "register", "65536 buffers are registered, which is the most",
+         "register larger buffers, or close some that are not needed");
+  }
+  if (free_.capacity() <= used_) free_.reserve(2 * used_ + 64);  // giving a slot back must not fail
+  slots_[used_].index_ = used_;
+  return used_++;
+}
+
+Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool readonly,
+                        std::span<const std::uint32_t> devices) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  if (size == 0) fail(EINVAL, "register", "the buffer is empty", "register at least one byte");
+  if (address == nullptr || begin + size < begin) {
+    fail(EINVAL, "register", "the range is not memory of this process", "check the pointer and the size");
+  }
+  std::lock_guard guard(lock_);
+  if (index_.overlaps(begin, begin + size)) {
+    fail(EEXIST, "register", "the range overlaps a buffer that is registered already",
+         "close the other registration, or use it: a part of a registered buffer needs no registration of its own");
+  }
+  setup_step("register: index");
+  index_.reserve_one();
+  setup_step("register: slot");
+  const std::uint32_t at = take_slot();
+  Registration& r = slots_[at];
+  r.address_ = static_cast<std::byte*>(address);
+  r.size_ = size;
+  r.kind_ = kind;
+  r.readonly_ = readonly;
+  r.everywhere_ = devices.empty();
+  try {
+    for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
+      const bool wanted = devices.empty() || std::find(devices.begin(), devices.end(), device) != devices.end();
+      if (wanted && devices_[device] != nullptr) map_to(r, device);
+    }
+  } catch (...) {
+    unmap_all(r);
+    free_.push_back(at);
+    throw;
+  }
+  const std::uint64_t generation = next_generation_++;
+  r.generation_.store(generation, std::memory_order_release);
+  index_.insert(begin, begin + size, at | (readonly ? kReadonly : 0), generation);
+  ++open_;
+  return {&r, generation, begin, size, readonly};
+}
+
+void Registry::map_to(Registration& r, std::uint32_t device) {
+  const auto begin = align_down(reinterpret_cast<std::uintptr_t>(r.address_), nvme::kPageSize);
+  const auto end = align_up(reinterpret_cast<std::uintptr_t>(r.address_) + r.size_, nvme::kPageSize);
+  setup_step("register: page table");
+  auto pages = std::make_unique<std::uint64_t[]>((end - begin) / nvme::kPageSize);
+  setup_step("register: map");
+  r.mappings_[device] =
+      devices_[device]->map(reinterpret_cast<void*>(begin), Bytes(end - begin),
+                            r.readonly_ ? device::Access::read_only : device::Access::read_write, pages.get());
+  r.pages_[device].store(pages.release(), std::memory_order_release);
+}
+
+void Registry::unmap_from(Registration& r, std::uint32_t device) {
+  const std::uint64_t* pages = r.pages_[device].exchange(nullptr);
+  if (pages == nullptr) return;
+  if (devices_[device] != nullptr) devices_[device]->unmap(r.mappings_[device]);
+  delete[] pages;
+}
+
+void Registry::unmap_all(Registration& r) {
+  for (std::uint32_t device = 0; device < kMaxDevices; ++device) unmap_from(r, device);
+}
+
+std::uint64_t Registry::count(std::uint32_t index) const {
+  std::uint64_t total = 0;
+  for (const Ledger* ledger : ledgers_) total += ledger->count(index);
+  return total;
+}
+
+std::uint64_t Registry::in_flight(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  return count(reference.registration->index());
+}
+
+int Registry::close(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  return close_locked(reference);
+}
+
+int Registry::close_locked(const Reference& reference) {
+  Registration& r = *reference.registration;
+  if (r.generation_.load(std::memory_order_relaxed) != reference.generation) return ESTALE;
+  if (count(r.index_) != 0) return EBUSY;
+  // Marked, then summed again: see hold().
+  r.generation_.store(kClosing, std::memory_order_seq_cst);
+  full_fence();
+  if (count(r.index_) != 0) {
+    r.generation_.store(reference.generation, std::memory_order_release);
+    return EBUSY;
+  }
+  index_.erase(reinterpret_cast<std::uintptr_t>(r.address_));
+  unmap_all(r);
+  r.generation_.store(0, std::memory_order_release);
+  free_.push_back(r.index_);
+  --open_;
+  return 0;
+}
+
+std::uint32_t Registry::attach(device::Device& device) {
+  std::lock_guard guard(lock_);
+  setup_step("attach");
+  const auto free = std::find(devices_.begin(), devices_.end(), nullptr);
+  if (free == devices_.end()) {
+    fail(EMFILE, "open", "64 devices are open in this process, which is the most", "close one that is not needed");
+  }
+  *free = &device;
+  const auto number = static_cast<std::uint32_t>(free - devices_.begin());
+  for (std::uint32_t i = 0; i < used_; ++i) {
+    Registration& r = slots_[i];
+    if (r.generation_.load(std::memory_order_relaxed) == 0 || !r.everywhere_) continue;
+    try {
+      map_to(r, number);
+    } catch (const Failure&) {
+      // Left out: I/O on this pair says that it is not mapped.
+    } catch (...) {
+      for (std::uint32_t j = 0; j <= i; ++j) unmap_from(slots_[j], number);
+      *free = nullptr;
+      throw;
+    }
+  }
+  return number;
+}
+
+void Registry::detach(std::uint32_t number, bool leak) {
+  std::lock_guard guard(lock_);
+  for (std::uint32_t i = 0; i < used_; ++i) {
+    if (leak) {
+      slots_[i].pages_[number].store(nullptr, std::memory_order_release);
+    } else {
+      unmap_from(slots_[i], number);
+    }
+  }
+  devices_[number] = nullptr;
+}
+
+void Registry::add_ledger(Ledger& ledger) {
+  std::lock_guard guard(lock_);
+  setup_step("registry: ledger");
+  ledgers_.push_back(&ledger);
+}
+
+void Registry::remove_ledger(Ledger& ledger) {
+  std::lock_guard guard(lock_);
+  std::erase(ledgers_, &ledger);
+}
+
+std::uint64_t Registry::open_registrations() {
+  std::lock_guard guard(lock_);
+  return open_;
+}
+
+}  // namespace ugds::memory

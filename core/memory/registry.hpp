@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The process's registered buffers: addresses for each open device, generation, in-flight counts, route. Registering and
+// closing take a lock; looking up and holding do not.
+//
+// A registration's slot is never freed, only reused under a new generation, so a stale reference finds memory that says
+// so. Generations increase for ever.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fence.hpp"
+#include "base/units.hpp"
+#include "device/device.hpp"
+#include "memory/address_index.hpp"
+#include "memory/ledger.hpp"
+#include "nvme/prp.hpp"
+
+namespace ugds::memory {
+
+/// Devices that a process may have open at once.
+inline constexpr std::uint32_t kMaxDevices = 64;
+
+enum class Kind : std::uint8_t { host, cuda, hip };
+const char* kind_name(Kind kind);
+
+/// Where a request's bytes go (docs/routes.md).
+enum class Route : std::uint8_t { direct, staged, buffered };
+const char* route_name(Route route);
+
+/// A generation that marks a registration being closed: wait, it will be gone or back.
+inline constexpr std::uint64_t kClosing = ~std::uint64_t{0};
+
+class Registration {
+ public:
+  std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
+  std::uint32_t index() const { return index_; }
+
+  /// The page addresses for a device, from the page that holds the first byte; nullptr where the registration is not
+  /// mapped to it. Valid while the registration is held.
+  const std::uint64_t* pages(std::uint32_t device) const { return pages_[device].load(std::memory_order_acquire); }
+
+ private:
+  friend class Registry;
+
+  std::atomic<std::uint64_t> generation_{0};  ///< 0: free
+  std::byte* address_ = nullptr;
+  std::uint64_t size_ = 0;
+  std::uint32_t index_ = 0;
+  Kind kind_ = Kind::host;
+  bool readonly_ = false;
+  bool everywhere_ = false;  ///< devices opened later get it too
+  std::array<std::atomic<const std::uint64_t*>, kMaxDevices> pages_{};
+  std::array<device::Mapping, kMaxDevices> mappings_{};
+};
+
+/// A registration as its owner names it: what never changes of it, and the generation by which a stale one is
+/// recognised. Slots are reused, so nothing else of one is looked at before it is held.
+struct Reference {
+  Registration* registration = nullptr;
+  std::uint64_t generation = 0;
+  std::uint64_t address = 0;
+  std::uint64_t size = 0;
+  bool readonly = false;
+
+  explicit operator bool() const { return registration != nullptr; }
+  /// The first byte's offset in its page.
+  std::uint64_t page_offset() const { return address & (nvme::kPageSize - 1); }
+};
+
+enum class Hold : std::uint8_t {
+  held,
+  stale,    ///< closed, or another registration by now
+  closing,  ///< try again shortly
+};
+
+/// Counts a command in, before its submission entry is written; the caller owns the ledger's queue. The counterpart is
+/// Ledger::remove, when its completion was retired.
+inline Hold hold(Ledger& ledger, const Reference& reference) {
+  ledger.add(reference.registration->index());
+  // Ours: count, then look at the generation. Closing: mark the generation, then sum the counts. One sees the other.
+  full_fence();
+  const std::uint64_t now = reference.registration->generation();
+  if (now == reference.generation) [[likely]] return Hold::held;
+  ledger.remove(reference.registration->index());
+  return now == kClosing ? Hold::closing : Hold::stale;
+}
+
+class Registry {
+ public:
+  /// The process's own. Never destroyed: requests that outlive everything else still find it.
+  static Registry& instance();
+
+  /// Registers [address, address + size) and maps it to every open device, or to those in `devices` (by number) if any
+  /// is given. All or nothing. Throws Failure: EINVAL (empty, wraps), EEXIST (overlaps a registered range), ENOSPC (too
+  /// many), EFAULT and others of Device::map. Thread-safe.
+  Reference add(void* address, std::uint64_t size, Kind kind, bool readonly, std::span<const std::uint32_t> devices = {});
+
+  /// Closes a registration. 0, EBUSY (commands are in flight; nothing has changed) or ESTALE (another generation, or
+  /// closed). Thread-safe, lock-free against I/O.
+  int close(const Reference& reference);
+
+  /// Gives a registration up whose memory the caller no longer controls: nothing finds it any more, but what is mapped
+  /// stays mapped while commands are in flight. Closed at the next chance by `collect`.
+
+  /// Commands in flight on a registration, over all queues.
+  std::uint64_t in_flight(const Reference& reference);
+
+  /// The registration that contains `address`, or an empty reference. Lock-free.
+  Reference find(const void* address) const {
+    const auto found = index_.find(reinterpret_cast<std::uintptr_t>(address));
+    if (found.generation == 0) return {};
+    return {slot(found.slot & ~kReadonly), found.generation, found.begin, found.end - found.begin,
+            (found.slot & kReadonly) != 0};
+  }
+
+  /// Makes an open device known: it gets a number below kMaxDevices, and every registration made for all devices is
+  /// mapped to it. A registration that cannot be mapped there is left out, and I/O on it says so. Throws Failure(EMFILE).
+  std::uint32_t attach(device::Device& device);
+  /// Unmaps everything from a device and frees its number. With `leak`, mappings are forgotten instead: the controller
+  /// may still use them.
+  void detach(std::uint32_t number, bool leak);
+  /// Queues make their ledgers known while they exist. A removed ledger counts no more.
+  void add_ledger(Ledger& ledger);
+  void remove_ledger(Ledger& ledger);
+
+  /// Registrations open now; for tests and statistics.
+  std::uint64_t open_registrations();
+
+ private:
+  /// Beside the slot's number in the index.
+  static constexpr std::uint32_t kReadonly = 0x80000000u;
+
+  Registry();
+  Registration* slot(std::uint32_t index) const { return slots_ + index; }
+  std::uint32_t take_slot();
+  void map_to(Registration& registration, std::uint32_t device);
+  void unmap_from(Registration& registration, std::uint32_t device);
+  void unmap_all(Registration& registration);
+  std::uint64_t count(std::uint32_t index) const;
+  int close_locked(const Reference& reference);
+
+  std::mutex lock_;
+  Registration* slots_;
+  std::uint32_t used_ = 0;
+  std::vector<std::uint32_t> free_;
+  std::uint64_t next_generation_ = 1;
+  std::uint64_t open_ = 0;
+  std::array<device::Device*, kMaxDevices> devices_{};
+  std::vector<Ledger*> ledgers_;
+  AddressIndex index_;
+};
+
+}  // namespace ugds::memory

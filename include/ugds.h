@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * uGDS: moves bytes between NVMe SSDs and memory under user-space control.
+ *
+ * The calls of the released library keep their binary interface; what is marked "extension" is ours. All functions are
+ * thread-safe. Offsets and sizes are bytes. Reads and writes return the byte count or a negative errno; the others
+ * return a uGDSError_t whose `err` is UGDS_SUCCESS or a code of 5000 and above. After any failure,
+ * uGDSGetLastError() has the operation, device, range, cause and remedy in words, for the calling thread.
+ */
+#ifndef UGDS_H
+#define UGDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <time.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define UGDS_API __attribute__((visibility("default")))
+
+#define UGDS_VERSION_MAJOR 0
+#define UGDS_VERSION_MINOR 1
+#define UGDS_VERSION_PATCH 0
+
+typedef enum uGDSOpError {
+  UGDS_SUCCESS = 0,
+  UGDS_DRIVER_NOT_INITIALIZED = 5001,
+  UGDS_DRIVER_INVALID_PROPS = 5002,
+  UGDS_DRIVER_UNSUPPORTED_LIMIT = 5003,
+  UGDS_DRIVER_VERSION_MISMATCH = 5004,
+  UGDS_DRIVER_VERSION_READ_ERROR = 5005,
+  UGDS_DRIVER_CLOSING = 5006,
+  UGDS_PLATFORM_NOT_SUPPORTED = 5007,
+  UGDS_IO_NOT_SUPPORTED = 5008,
+  UGDS_DEVICE_NOT_SUPPORTED = 5009,
+  UGDS_DRIVER_ERROR = 5010,
+  UGDS_CUDA_DRIVER_ERROR = 5011,
+  UGDS_CUDA_POINTER_INVALID = 5012,
+  UGDS_CUDA_MEMORY_TYPE_INVALID = 5013,
+  UGDS_CUDA_POINTER_RANGE_ERROR = 5014,
+  UGDS_CUDA_CONTEXT_MISMATCH = 5015,
+  UGDS_INVALID_MAPPING_SIZE = 5016,
+  UGDS_INVALID_MAPPING_RANGE = 5017,
+  UGDS_INVALID_FILE_TYPE = 5018,
+  UGDS_INVALID_FILE_OPEN_FLAG = 5019,
+  UGDS_DIO_NOT_SET = 5020,
+  UGDS_INVALID_VALUE = 5022,
+  UGDS_MEMORY_ALREADY_REGISTERED = 5023,
+  UGDS_MEMORY_NOT_REGISTERED = 5024,
+  UGDS_PERMISSION_DENIED = 5025,
+  UGDS_DRIVER_ALREADY_OPEN = 5026,
+  UGDS_HANDLE_NOT_REGISTERED = 5027,
+  UGDS_HANDLE_ALREADY_REGISTERED = 5028,
+  UGDS_DEVICE_NOT_FOUND = 5029,
+  UGDS_INTERNAL_ERROR = 5030,
+  UGDS_GETNEWFD_FAILED = 5031,
+  UGDS_IO_DISABLED = 5034,
+  UGDS_MEMORY_PINNING_FAILED = 5036,
+  UGDS_BATCH_CAPACITY_EXCEEDED = 5040,
+  UGDS_RDMA_REGION_ACTIVE = 5041,
+  UGDS_BUSY = 5042,
+  UGDS_OUT_OF_MEMORY = 5043,
+  UGDS_DEVICE_LOST = 5049, /* extension */
+  UGDS_TIMED_OUT = 5054    /* extension */
+} uGDSOpError;
+
+/* `cu_err` is the GPU runtime's own code where `err` is UGDS_CUDA_DRIVER_ERROR, else 0. */
+typedef struct uGDSError {
+  int err;
+  int cu_err;
+} uGDSError_t;
+
+typedef void* uGDSHandle_t;
+
+enum {
+  UGDS_HANDLE_TYPE_OPAQUE_FD = 1,     /* handle.fd: /dev/ugds_drvN, a file or a block device */
+  UGDS_HANDLE_TYPE_USERSPACE_FS = 3   /* handle.handle: a const char* URI, such as "emulated:1GiB" (extension) */
+};
+
+typedef struct uGDSDescr {
+  int type;
+  union {
+    int fd;
+    void* handle;
+  } handle;
+} uGDSDescr_t;
+
+typedef struct uGDSBufConfig {
+  int backend;
+  bool enable_export;
+} uGDSBufConfig_t;
+
+enum {
+  UGDS_BUF_DMABUF = 1,     /* export through DMA-BUF (HIP) */
+  UGDS_BUF_RDMA = 2,       /* keep the descriptor for RDMA */
+  UGDS_BUF_FORCE_CUDA = 4
+};
+
+typedef struct uGDSDmabuf {
+  int fd;
+  uint64_t offset;
+  size_t length;
+} uGDSDmabuf_t;
+
+typedef void* uGDSBatchHandle_t;
+
+typedef struct uGDSIOParams {
+  void* base;
+  off_t file_offset;
+  off_t buf_offset;
+  size_t size;
+  int opcode; /* 0 read, 1 write */
+  void* cookie;
+} uGDSIOParams_t;
+
+typedef struct uGDSIOEvents {
+  void* cookie;
+  int status;
+  ssize_t ret;
+} uGDSIOEvents_t;
+
+/* Opens and closes are counted. Nothing is set up here; devices are set up when their handles are registered. */
+UGDS_API uGDSError_t uGDSDriverOpen(void);
+/* The last close deregisters what is left. UGDS_BUSY while requests run; then nothing has changed. */
+UGDS_API uGDSError_t uGDSDriverClose(void);
+
+/* Opens the device that `descr` names. UGDS_DRIVER_NOT_INITIALIZED, UGDS_INVALID_VALUE, UGDS_INVALID_FILE_TYPE,
+ * UGDS_DEVICE_NOT_FOUND, UGDS_OUT_OF_MEMORY, ... */
+UGDS_API uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr);
+/* Waits for requests that run, then closes. Where that is refused (a wedged device), the handle stays. */
+UGDS_API void uGDSHandleDeregister(uGDSHandle_t fh);
+/* timeout_s: 0 checks only, above 0 waits for at most so many seconds, -1 waits for ever, below -1 releases by force
+ * after a reset of the device's function. UGDS_BUSY while it is in use; then nothing has changed. */
+UGDS_API uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s);
+/* Bytes of the namespace. */
+UGDS_API uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes);
+
+/* Pins [base, base + size) and maps it to every registered handle, and to those registered later. Any alignment, any
+ * size. UGDS_MEMORY_ALREADY_REGISTERED where it overlaps another registration. */
+UGDS_API uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags);
+UGDS_API uGDSError_t uGDSBufRegisterEx(const void* base, size_t size, const uGDSBufConfig_t* config);
+/* `base` is what was registered. UGDS_BUSY while commands on it are in flight; then nothing has changed. */
+UGDS_API uGDSError_t uGDSBufDeregister(const void* base);
+
+/* Read the device into memory, or write memory to the device. `buf + buf_offset` lies in a registered buffer, interior
+ * pointers included. `file_offset` and `size` are multiples of the block size, the memory is aligned to 4 bytes. Bytes,
+ * or a negative errno: -EINVAL (alignment, not registered, beyond the buffer), -ERANGE (beyond the device), -EBADF
+ * (handle), -ETIMEDOUT, -ENODEV (device lost), -EIO, ... */
+UGDS_API ssize_t uGDSRead(uGDSHandle_t fh, void* buf, size_t size, off_t file_offset, off_t buf_offset);
+UGDS_API ssize_t uGDSWrite(uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset);
+/* Extension: makes every completed write durable. 0, or a negative errno. */
+UGDS_API ssize_t uGDSFlush(uGDSHandle_t fh);
+/* Extension: deallocates blocks. 0, or a negative errno. */
+UGDS_API ssize_t uGDSDiscard(uGDSHandle_t fh, off_t file_offset, size_t size);
+
+/* Not supported by this release; each says so (UGDS_IO_NOT_SUPPORTED, -EOPNOTSUPP). */
+UGDS_API uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t* batch, uGDSHandle_t fh, unsigned nr);
+UGDS_API uGDSError_t uGDSBatchIOSubmit(uGDSBatchHandle_t batch, unsigned nr, uGDSIOParams_t* params, unsigned flags);
+UGDS_API uGDSError_t uGDSBatchIOGetStatus(uGDSBatchHandle_t batch, unsigned min_nr, unsigned* nr,
+                                          uGDSIOEvents_t* events, struct timespec* timeout);
+UGDS_API void uGDSBatchIODestroy(uGDSBatchHandle_t batch);
+UGDS_API uGDSError_t uGDSReadAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
+                                   ssize_t* done, void* stream);
+UGDS_API uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
+                                    ssize_t* done, void* stream);
+UGDS_API uGDSError_t uGDSStreamRegister(void* stream);
+UGDS_API uGDSError_t uGDSStreamRegisterEx(void* stream, int backend);
+UGDS_API uGDSError_t uGDSStreamDeregister(void* stream);
+UGDS_API uGDSError_t uGDSExportDmabuf(const void* base, size_t size, uGDSDmabuf_t* out);
+UGDS_API uGDSError_t uGDSRDMARegister(const void* base, size_t size, void* pd, void** mr);
+UGDS_API uGDSError_t uGDSRDMAUnregister(void* mr);
+
+/* 10000 * major + 100 * minor + patch. */
+UGDS_API int uGDSVersion(void);
+/* Extension: the calling thread's last error in words, cut to fit and always terminated. Returns its full length without
+ * the terminator, 0 if there was none. */
+UGDS_API size_t uGDSGetLastError(char* text, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* UGDS_H */

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common.hpp"
+
+#include <cerrno>
+#include <cstdio>
+
+#include "base/text.hpp"
+
+namespace ugds::python {
+
+namespace {
+
+PyObject* error_type = nullptr;
+
+/// `raised` is an instance of ugds.Error with every field of the core's error.
+nb::object instance(const Error& error) {
+  nb::object raised = nb::borrow(error_type)(error.code, error.message());
+  raised.attr("operation") = nb::str(error.operation);
+  raised.attr("device") = nb::str(error.device);
+  raised.attr("offset") = nb::int_(error.offset);
+  raised.attr("length") = nb::int_(error.length);
+  raised.attr("completed") = nb::int_(error.completed);
+  raised.attr("status") = error.status == kNoStatus ? nb::object(nb::none()) : nb::object(nb::int_(error.status));
+  raised.attr("status_text") = nb::str(error.status_words);
+  raised.attr("cause") = nb::str(error.cause);
+  raised.attr("hint") = nb::str(error.hint);
+  return raised;
+}
+
+}  // namespace
+
+void define_errors(nb::module_& m) {
+  error_type = PyErr_NewExceptionWithDoc(
+      "ugds.Error",
+      "What every failed operation raises: an OSError whose `errno` is the kind.\n\n"
+      "Attributes: `operation` (\"read\"), `device` (the URI), `offset` and `length` (bytes), `completed` (the contiguous\n"
+      "prefix, in bytes, that is right), `status` (the NVMe status, type in bits 10:8 and code in 7:0, or None),\n"
+      "`status_text` (the same in words), `cause`, and `hint` (what to do).",
+      PyExc_OSError, nullptr);
+  if (error_type == nullptr) throw nb::python_error();
+  m.attr("Error") = nb::borrow(error_type);
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const Failure& failure) {
+      PyErr_SetObject(error_type, instance(failure.error()).ptr());
+    }
+  });
+}
+
+void raise(const Error& error) {
+  PyErr_SetObject(error_type, instance(error).ptr());
+  throw nb::python_error();
+}
+
+void raise_last() { raise(last_error()); }
+
+void raise_new(int code, const char* operation, const std::string& cause, const std::string& hint) {
+  Error error;
+  error.code = code;
+  error.operation = operation;
+  set_cause(error, "%s", cause.c_str());
+  set_hint(error, "%s", hint.c_str());
+  raise(error);
+}
+
+std::uint64_t size_argument(nb::handle value, const char* name, const char* operation) {
+  if (PyUnicode_Check(value.ptr())) return parse_size(nb::cast<std::string>(value), name);
+  if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) {
+    throw nb::type_error((std::string(name) + " must be an int or text such as \"64MiB\", not " +
+                          nb::cast<std::string>(value.type().attr("__name__")))
+                             .c_str());
+  }
+  nb::object number = nb::steal(PyNumber_Index(value.ptr()));
+  if (!number.is_valid()) throw nb::python_error();
+  const unsigned long long bytes = PyLong_AsUnsignedLongLong(number.ptr());
+  if (bytes == static_cast<unsigned long long>(-1) && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    raise_new(EINVAL, operation, std::string(name) + " is " + nb::cast<std::string>(nb::str(number)),
+              "give a number of bytes from 0 to 2^64 - 1");
+  }
+  return bytes;
+}
+
+engine::Interrupt python_interrupt() {
+  return {[](void*) {
+            nb::gil_scoped_acquire acquire;
+            return PyErr_CheckSignals() != 0;
+          },
+          nullptr};
+}
+
+void check_interrupt() {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+}
+
+}  // namespace ugds::python

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the parts of the extension module share: errors, arguments, and the buffers that outlive their Python objects.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "base/error.hpp"
+#include "engine/table.hpp"
+#include "memory/host.hpp"
+#include "memory/registry.hpp"
+
+namespace ugds::python {
+
+namespace nb = nanobind;
+
+/// Makes `ugds.Error` and its translation from Failure.
+void define_errors(nb::module_& m);
+/// Raises `ugds.Error` for an error of the core. Needs the interpreter lock.
+[[noreturn]] void raise(const Error& error);
+/// Raises for this thread's last error.
+[[noreturn]] void raise_last();
+[[noreturn]] void raise_new(int code, const char* operation, const std::string& cause, const std::string& hint = "");
+
+/// Runs `body` without the interpreter lock; what it throws is thrown on with the lock.
+template <class Body>
+auto without_lock(Body&& body) {
+  nb::gil_scoped_release release;
+  return body();
+}
+
+/// An int, or text such as "64MiB". Raises TypeError for other types, ugds.Error for what is negative or too large.
+std::uint64_t size_argument(nb::handle value, const char* name, const char* operation);
+
+/// Ends long waits on Ctrl-C. After a wait, call `check`.
+engine::Interrupt python_interrupt();
+/// Raises the exception that a signal handler left, if one did.
+void check_interrupt();
+
+/// Device and Registration as their Python types hold them.
+struct PyDevice {
+  engine::HandleId id = 0;
+  std::string uri;
+  std::string transport;
+  ~PyDevice() { engine::Table::instance().abandon(id); }
+};
+
+/// The Python memory that a registration keeps alive: a buffer view, a DLPack import, or memory of ours.
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+};
+
+struct PyRegistration {
+  memory::Reference reference{};
+  memory::Kind kind = memory::Kind::host;
+  memory::Route route = memory::Route::direct;
+  nb::object owner;
+  std::unique_ptr<Keeper> keeper;
+  bool closed = false;
+
+  PyRegistration() = default;
+  PyRegistration(PyRegistration&&) = default;
+  ~PyRegistration();
+};
+
+/// Closes what was left while commands were in flight, where they have retired. Called by every call that sets up or
+/// closes, and by I/O when something is left.
+void collect_retired();
+bool anything_retired();
+
+/// The registration that a buffer argument names: a Registration, or memory inside of one.
+memory::Reference reference_of(nb::handle buffer, const char* operation);
+
+void define_registration(nb::module_& m);
+void define_device(nb::module_& m);
+void define_testing(nb::module_& m);
+
+}  // namespace ugds::python

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Device: the synchronous way in. A short read polls for a few microseconds with the interpreter lock before it lets go
+// of it: dropping and taking the lock costs more than many a completion.
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+#include <cmath>
+
+#include "base/clock.hpp"
+#include "common.hpp"
+#include "engine/unaligned.hpp"
+
+namespace ugds::python {
+
+namespace {
+
+using engine::Operation;
+using engine::Table;
+using engine::Transfer;
+using nvme::Opcode;
+
+constexpr std::uint64_t kPollWithLock = 15'000;  // ns
+
+[[noreturn]] void raise_stale(const PyDevice& device, const char* operation) {
+  Table::instance().explain_stale(device.id, operation);
+  set_device(last_error(), device.uri.c_str());
+  raise_last();
+}
+
+std::int64_t run(engine::Handle& handle, const Transfer& transfer, bool read_modify_write) {
+  std::int64_t result;
+  if (!engine::is_aligned_transfer(handle, transfer)) {
+    result = without_lock([&] { return engine::run_any(handle, transfer, read_modify_write, python_interrupt()); });
+  } else {
+    Operation operation(handle, transfer);
+    static const std::uint64_t poll = ns_to_ticks(kPollWithLock);
+    const std::uint64_t start = ticks();
+    bool done = operation.turn();
+    while (!done && ticks() - start < poll) done = operation.turn();
+    if (!done) {
+      result = without_lock([&] { return engine::finish(operation, python_interrupt()); });
+    } else {
+      result = operation.result();
+    }
+  }
+  if (result < 0) [[unlikely]] {
+    check_interrupt();
+    raise_last();
+  }
+  return result;
+}
+
+std::int64_t transfer(const PyDevice& device, Opcode opcode, nb::handle buffer, nb::handle offset, nb::handle size,
+                      nb::handle buffer_offset, bool durable, bool unaligned) {
+  if (anything_retired()) [[unlikely]] collect_retired();
+  const char* name = engine::operation_name(opcode);
+  Transfer t{.opcode = opcode, .buffer = reference_of(buffer, name), .durable = durable};
+  t.offset = size_argument(offset, "offset", name);
+  t.buffer_offset = size_argument(buffer_offset, "buffer_offset", name);
+  PyRegistration* registration;
+  if (!nb::try_cast(buffer, registration)) {
+    // A view: what it covers of its registration.
+    Py_buffer view;
+    std::uint64_t address = t.buffer.address, bytes = t.buffer.size;
+    if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_ANY_CONTIGUOUS) == 0) {
+      address = reinterpret_cast<std::uintptr_t>(view.buf);
+      bytes = static_cast<std::uint64_t>(view.len);
+      PyBuffer_Release(&view);
+    } else {
+      PyErr_Clear();
+    }
+    const std::uint64_t begin = address - t.buffer.address;
+    if (t.buffer_offset > bytes) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "");
+    t.size = size.is_none() ? bytes - t.buffer_offset : size_argument(size, "size", name);
+    if (t.size > bytes - t.buffer_offset) raise_new(EINVAL, name, "the range reaches beyond the buffer that was given", "");
+    t.buffer_offset += begin;
+  } else if (size.is_none()) {
+    if (t.buffer_offset > t.buffer.size) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "");
+    t.size = t.buffer.size - t.buffer_offset;
+  } else {
+    t.size = size_argument(size, "size", name);
+  }
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) [[unlikely]] raise_stale(device, name);
+  return run(*handle, t, unaligned);
+}
+
+std::int64_t read(const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size,
+                  nb::handle buffer_offset) {
+  return transfer(device, Opcode::read, buffer, offset, size, buffer_offset, false, true);
+}
+
+std::int64_t write(const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size,
+                   nb::handle buffer_offset, bool durable, bool unaligned) {
+  return transfer(device, Opcode::write, buffer, offset, size, buffer_offset, durable, unaligned);
+}
+
+void flush(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "flush");
+  const auto result = without_lock([&] { return engine::run(*handle, {.opcode = Opcode::flush}, python_interrupt()); });
+  if (result >= 0) return;
+  check_interrupt();
+  raise_last();
+}
+
+void discard(const PyDevice& device, nb::handle offset, nb::handle size) {
+  const std::uint64_t at = size_argument(offset, "offset", "discard"), bytes = size_argument(size, "size", "discard");
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "discard");
+  const auto result = without_lock([&] { return engine::discard(*handle, at, bytes, python_interrupt()); });
+  if (result >= 0) return;
+  check_interrupt();
+  raise_last();
+}
+
+void close(const PyDevice& device, double drain) {
+  if (!(drain >= 0)) raise_new(EINVAL, "close", "a negative time", "give seconds");
+  auto& table = Table::instance();
+  const int code = without_lock([&] {
+    const auto limit = static_cast<std::uint64_t>(std::min(drain, 1e9) * 1e9);
+    int result = table.close(device.id, Table::Mode::bounded, limit);
+    // A wedged controller is reset from outside; what even that does not stop stays as it is.
+    if (result == EBUSY) result = table.close(device.id, Table::Mode::force, limit);
+    return result;
+  });
+  collect_retired();
+  if (code != EBUSY) return;  // closed now, or before
+  Error error;
+  error.code = EBUSY;
+  error.operation = "close";
+  set_device(error, device.uri.c_str());
+  set_cause(error, "requests are in flight, or the device is wedged and its buffers are held");
+  set_hint(error, "wait for the requests; a wedged device needs an external reset");
+  raise(error);
+}
+
+bool is_closed(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  return !handle;
+}
+
+const char* state(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  return handle ? engine::state_name(handle->state()) : "closed";
+}
+
+nb::dict info(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "info");
+  const engine::Identity& identity = handle->identity();
+  nb::dict fields;
+  fields["uri"] = device.uri;
+  fields["transport"] = device.transport;
+  fields["model"] = identity.model;
+  fields["serial"] = identity.serial;
+  fields["firmware"] = identity.firmware;
+  fields["capacity"] = identity.capacity();
+  fields["block_size"] = identity.block_size;
+  fields["namespace"] = identity.namespace_id;
+  fields["max_transfer"] = identity.max_transfer;
+  fields["queues"] = handle->queues().size();
+  fields["depth"] = handle->queues()[0]->depth();
+  fields["volatile_write_cache"] = identity.volatile_write_cache;
+  fields["shadow_doorbells"] = identity.shadow_doorbells;
+  fields["state"] = engine::state_name(handle->state());
+  return fields;
+}
+
+/// The engine's buckets are of ticks; these are of nanoseconds, four to each doubling.
+constexpr unsigned kNsBuckets = 160;
+
+nb::list latency_histogram(const queue::Statistics& statistics) {
+  std::uint64_t counts[kNsBuckets] = {};
+  const double ns_per_tick = 1e9 / static_cast<double>(ticks_per_second());
+  for (unsigned i = 0; i < queue::kLatencyBuckets; ++i) {
+    const std::uint64_t count = statistics.latency[i].get();
+    if (count == 0) continue;
+    const double middle = (queue::latency_bucket_floor(i) + queue::latency_bucket_floor(i + 1)) / 2 * ns_per_tick;
+    const double bucket = middle <= 1 ? 0 : std::floor(4 * std::log2(middle));
+    counts[std::min(kNsBuckets - 1, static_cast<unsigned>(bucket))] += count;
+  }
+  nb::list list;
+  for (const std::uint64_t count : counts) list.append(count);
+  return list;
+}
+
+nb::list queue_stats(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "stats");
+  nb::list list;
+  for (const auto& pair : handle->queues()) {
+    const queue::Statistics& s = pair->statistics();
+    nb::dict row;
+    row["queue"] = pair->id();
+    row["depth"] = pair->depth();
+    row["requests"] = s.requests.get();
+    row["read_bytes"] = s.read_bytes.get();
+    row["write_bytes"] = s.write_bytes.get();
+    row["commands"] = s.commands.get();
+    row["doorbells"] = s.doorbells.get();
+    row["errors"] = s.errors.get();
+    row["in_flight"] = pair->load();
+    row["latency_ns_histogram"] = latency_histogram(s);
+    row["route"] = memory::route_name(memory::Route::direct);
+    list.append(row);
+  }
+  return list;
+}
+
+std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (*get)(const engine::Identity&)) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, name);
+  return get(handle->identity());
+}
+
+}  // namespace
+
+void define_device(nb::module_& m) {
+  nb::class_<PyDevice>(m, "Device",
+                       "An open device. Made by `ugds.open`; a context manager. Thread-safe: any number of threads may use it.")
+      .def_prop_ro("uri", [](const PyDevice& d) { return d.uri; }, "What was opened.")
+      .def_prop_ro("transport", [](const PyDevice& d) { return d.transport; }, "How the controller is reached.")
+      .def_prop_ro("state", &state,
+                   "\"ready\", \"recovering\", \"wedged\" (the controller could not be stopped: buffers of its commands stay\n"
+                   "held), \"failed\", \"lost\" or \"closed\".")
+      .def_prop_ro("closed", &is_closed, "Whether the device is closed.")
+      .def_prop_ro("capacity", [](const PyDevice& d) {
+        return property(d, "capacity", [](const engine::Identity& i) { return i.capacity(); });
+      }, "Bytes of the namespace.")
+      .def_prop_ro("block_size", [](const PyDevice& d) {
+        return property(d, "block_size", [](const engine::Identity& i) { return std::uint64_t{i.block_size}; });
+      }, "Bytes of a block.")
+      .def_prop_ro("max_transfer", [](const PyDevice& d) {
+        return property(d, "max_transfer", [](const engine::Identity& i) { return i.max_transfer; });
+      }, "Bytes of the largest command; larger requests are cut.")
+      .def_prop_ro("info_fields", &info)
+      .def("read", &read, nb::arg("buffer"), nb::arg("offset") = 0, nb::arg("size") = nb::none(),
+           nb::arg("buffer_offset") = 0,
+           "Reads `size` bytes at `offset` of the device into a registered buffer, at `buffer_offset`; returns `size`.\n\n"
+           "buffer: a Registration, or a view of memory inside of one. Offsets and size are bytes (an int, or text such as\n"
+           "\"1MiB\"); size defaults to the rest of the buffer. Whole blocks into memory at a multiple of 4 bytes go direct;\n"
+           "other edges go through a buffer of ours.\n\n"
+           "Raises `ugds.Error`: EINVAL (arguments, buffer not registered), ERANGE (beyond the device), EACCES (read-only\n"
+           "buffer), EIO and others by NVMe status, ETIMEDOUT, ENODEV, EBADF (closed). Thread-safe. The interpreter lock is\n"
+           "released where the wait is longer than some 15 microseconds; Ctrl-C ends it.")
+      .def("write", &write, nb::arg("buffer"), nb::arg("offset") = 0, nb::arg("size") = nb::none(),
+           nb::arg("buffer_offset") = 0, nb::kw_only(), nb::arg("durable") = false, nb::arg("unaligned") = false,
+           "Writes `size` bytes of a registered buffer, from `buffer_offset`, to `offset` of the device; returns `size`.\n\n"
+           "As `read`. `durable=True`: on the medium when it returns, else after `flush()`. `unaligned=True` allows partial\n"
+           "blocks, whose other bytes are read and rewritten, not atomically against other writers of the same blocks;\n"
+           "without it they raise EINVAL.")
+      .def("flush", &flush, "Makes every completed write durable. Raises as `read`. Thread-safe.")
+      .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
+           "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
+      .def("queue_stats", &queue_stats)
+      .def("close", &close, nb::arg("drain") = 5.0,
+           "Waits for at most `drain` seconds for requests that run, then closes. Raises `ugds.Error` (EBUSY) if they do not\n"
+           "end, or if the device is wedged and cannot be reset. Does nothing the second time.")
+      .def("__enter__", [](nb::object self) { return self; })
+      .def("__exit__", [](const PyDevice& self, nb::args) { close(self, 5.0); })
+      .def("__reduce__",
+           [](const PyDevice&) -> nb::object {
+             throw nb::type_error("a Device cannot be pickled: open its URI in the other process");
+           })
+      .def("__repr__",
+           [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
+
+  m.def(
+      "open",
+      [](const std::string& uri, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth, double deadline) {
+        if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
+        collect_retired();
+        engine::Policy policy{.namespace_id = ns, .queues = queues, .depth = depth};
+        policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
+        auto device = std::make_unique<PyDevice>();
+        device->uri = uri;
+        device->id = without_lock([&] { return Table::instance().open(uri, policy); });
+        const Table::Use handle(Table::instance(), device->id);
+        device->transport = device::transport_name(handle->device().transport());
+        return device;
+      },
+      nb::arg("uri"), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0, nb::arg("depth") = 0,
+      nb::arg("deadline") = 30.0,
+      "Opens a device by URI, such as \"emulated:1GiB\", and brings its controller up.\n\n"
+      "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the library's\n"
+      "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the controller\n"
+      "reset if that does not end it.\n\n"
+      "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, EIO (the controller fails), EOPNOTSUPP (its format), ENOMEM,\n"
+      "EMFILE. Thread-safe.");
+
+  m.def(
+      "time_reads",
+      [](const PyDevice& device, const PyRegistration& registration, std::uint64_t count) {
+        const Table::Use handle(Table::instance(), device.id);
+        if (!handle) raise_stale(device, "read");
+        const std::uint64_t start = monotonic_ns();
+        for (std::uint64_t i = 0; i < count; ++i) {
+          if (engine::run(*handle, {.buffer = registration.reference, .size = 4096}) < 0) raise_last();
+        }
+        return monotonic_ns() - start;
+      },
+      nb::arg("device"), nb::arg("registration"), nb::arg("count"),
+      "Nanoseconds for `count` synchronous reads of 4 KiB at offset 0 without Python; for benchmarks.");
+}
+
+}  // namespace ugds::python

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The extension module `ugds._core`. It links libugds.so, the file that C programs load.
+#include <dlfcn.h>
+#include <nanobind/stl/string.h>
+
+#include "common.hpp"
+#include "ugds.h"
+
+namespace {
+
+std::string version() {
+  const int v = uGDSVersion();
+  return std::to_string(v / 10000) + "." + std::to_string(v / 100 % 100) + "." + std::to_string(v % 100);
+}
+
+std::string library_path() {
+  Dl_info info;
+  return dladdr(reinterpret_cast<void*>(&uGDSVersion), &info) != 0 ? info.dli_fname : "";
+}
+
+/// Devices that are open when the interpreter ends are closed while everything they need is still there.
+void close_all() {
+  auto& table = ugds::engine::Table::instance();
+  while (const auto id = table.nth(0)) table.abandon(id);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  using namespace ugds::python;
+  nb::set_leak_warnings(false);
+  m.doc() = "The native part of ugds; use the package `ugds`.";
+  define_errors(m);
+  define_registration(m);
+  define_device(m);
+  define_testing(m);
+  m.def("version", &version);
+  m.def("library_path", &library_path);
+  m.def("close_all", [] { ugds::python::without_lock([] { close_all(); }); });
+  nb::module_::import_("atexit").attr("register")(m.attr("close_all"));
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Registrations: Python memory, pinned and mapped.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <vector>
+
+#include "common.hpp"
+
+namespace ugds::python {
+
+namespace {
+
+class View final : public Keeper {
+ public:
+  explicit View(const Py_buffer& view) : view_(view) {}
+  ~View() override { PyBuffer_Release(&view_); }
+
+ private:
+  Py_buffer view_;
+};
+
+class Array final : public Keeper {
+ public:
+  explicit Array(nb::ndarray<nb::ro> array) : array_(std::move(array)) {}
+
+ private:
+  nb::ndarray<nb::ro> array_;
+};
+
+class Ours final : public Keeper {
+ public:
+  explicit Ours(std::uint64_t size) : memory(size) {}
+  memory::HostMemory memory;
+};
+
+/// Registrations whose Python object went while commands were in flight.
+struct Retired {
+  memory::Reference reference;
+  nb::object owner;
+  std::unique_ptr<Keeper> keeper;
+};
+std::mutex retired_lock;
+std::vector<Retired>& retired() {
+  static auto* list = new std::vector<Retired>;  // NOLINT: outlives the interpreter's own teardown
+  return *list;
+}
+std::atomic<std::size_t> retired_count{0};
+
+struct Memory {
+  void* address = nullptr;
+  std::uint64_t size = 0;
+  bool readonly = false;
+  std::unique_ptr<Keeper> keeper;
+};
+
+[[noreturn]] void refuse_gpu() {
+  raise_new(EOPNOTSUPP, "register", "the buffer is GPU memory, which this release cannot register",
+            "copy it to the host first");
+}
+
+bool contiguous(const nb::ndarray<nb::ro>& array) {
+  std::int64_t expected = 1;
+  for (std::size_t i = array.ndim(); i-- > 0;) {
+    if (array.shape(i) != 1 && array.stride(i) != expected) return false;
+    expected *= static_cast<std::int64_t>(array.shape(i));
+  }
+  return true;
+}
+
+bool take_view(nb::handle object, Memory& out) {
+  if (PyObject_CheckBuffer(object.ptr()) == 0) return false;
+  Py_buffer view;
+  if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_ANY_CONTIGUOUS | PyBUF_WRITABLE) != 0) {
+    PyErr_Clear();
+    if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_ANY_CONTIGUOUS) != 0) {
+      PyErr_Clear();
+      raise_new(EINVAL, "register", "the buffer is not contiguous", "register a contiguous copy or its base array");
+    }
+  }
+  out.address = view.buf;
+  out.size = static_cast<std::uint64_t>(view.len);
+  out.readonly = view.readonly != 0;
+  out.keeper = std::make_unique<View>(view);
+  return true;
+}
+
+bool take_dlpack(nb::handle object, Memory& out) {
+  if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__")) return false;
+  const int kind = nb::cast<int>(nb::object(object.attr("__dlpack_device__")())[0]);
+  constexpr int kCpu = 1, kPinned = 3;  // kDLCPU, kDLCUDAHost
+  if (kind != kCpu && kind != kPinned) refuse_gpu();
+  auto array = nb::cast<nb::ndarray<nb::ro>>(object);
+  if (!contiguous(array)) {
+    raise_new(EINVAL, "register", "the tensor is not contiguous", "register tensor.contiguous() or its base");
+  }
+  out.address = const_cast<void*>(array.data());
+  out.size = array.nbytes();
+  out.readonly = false;
+  out.keeper = std::make_unique<Array>(std::move(array));
+  return true;
+}
+
+Memory memory_of(nb::handle object) {
+  Memory memory;
+  if (nb::hasattr(object, "__cuda_array_interface__")) refuse_gpu();
+  if (!take_view(object, memory) && !take_dlpack(object, memory)) {
+    throw nb::type_error(("cannot take memory from " + nb::cast<std::string>(object.type().attr("__name__")) +
+                          ": give an object with the buffer protocol, DLPack or __cuda_array_interface__")
+                             .c_str());
+  }
+  return memory;
+}
+
+void check_route(const std::optional<std::string>& require) {
+  if (!require || *require == "direct") return;
+  if (*require == "staged" || *require == "buffered") {
+    raise_new(EOPNOTSUPP, "register", "route=\"" + *require + "\" cannot be had: the device reaches host memory itself",
+              "leave `require` out, or ask for \"direct\"");
+  }
+  raise_new(EINVAL, "register", "\"" + *require + "\" is no route", "use \"direct\", \"staged\" or \"buffered\"");
+}
+
+std::vector<std::uint32_t> numbers_of(const std::optional<std::vector<nb::object>>& devices) {
+  std::vector<std::uint32_t> numbers;
+  if (!devices) return numbers;
+  if (devices->empty()) raise_new(EINVAL, "register", "an empty list of devices", "name one, or leave `devices` out");
+  for (const nb::object& object : *devices) {
+    auto& table = engine::Table::instance();
+    const auto& device = nb::cast<const PyDevice&>(object);
+    const engine::Table::Use handle(table, device.id);
+    if (!handle) {
+      table.explain_stale(device.id, "register");
+      raise_last();
+    }
+    numbers.push_back(handle->number());
+  }
+  return numbers;
+}
+
+PyRegistration add(Memory memory, nb::object owner, const std::vector<std::uint32_t>& devices) {
+  PyRegistration registration;
+  // Large buffers take a while to be mapped; the caller's reference keeps the memory meanwhile.
+  registration.reference = without_lock([&] {
+    return memory::Registry::instance().add(memory.address, memory.size, memory::Kind::host, memory.readonly, devices);
+  });
+  registration.owner = std::move(owner);
+  registration.keeper = std::move(memory.keeper);
+  return registration;
+}
+
+void close(PyRegistration& self) {
+  if (self.closed) return;
+  const memory::Reference reference = self.reference;
+  const int code = without_lock([&] { return memory::Registry::instance().close(reference); });
+  if (code == EBUSY) {
+    Error error;
+    error.code = EBUSY;
+    error.operation = "close registration";
+    error.length = reference.size;
+    set_cause(error, "%llu commands on the buffer are in flight",
+              static_cast<unsigned long long>(memory::Registry::instance().in_flight(reference)));
+    set_hint(error, "wait for the requests; after a time-out the buffer is held until the device is known to have stopped");
+    raise(error);
+  }
+  self.closed = true;
+  self.keeper.reset();
+  self.owner = nb::none();
+}
+
+int get_buffer(PyObject* exporter, Py_buffer* view, int flags) {
+  const auto& self = *nb::inst_ptr<PyRegistration>(exporter);
+  if (self.closed && dynamic_cast<Ours*>(self.keeper.get()) == nullptr) {
+    PyErr_SetString(PyExc_BufferError, "the registration is closed");
+    return -1;
+  }
+  return PyBuffer_FillInfo(view, exporter, reinterpret_cast<void*>(self.reference.address),
+                           static_cast<Py_ssize_t>(self.reference.size), self.reference.readonly ? 1 : 0, flags);
+}
+
+PyType_Slot registration_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
+
+}  // namespace
+
+PyRegistration::~PyRegistration() {
+  if (closed || !reference) return;
+  if (memory::Registry::instance().close(reference) != EBUSY) return;
+  std::lock_guard guard(retired_lock);
+  retired().push_back({reference, std::move(owner), std::move(keeper)});
+  retired_count.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool anything_retired() { return retired_count.load(std::memory_order_relaxed) != 0; }
+
+void collect_retired() {
+  if (!anything_retired()) return;
+  auto& table = engine::Table::instance();
+  for (std::uint32_t i = 0; const engine::HandleId id = table.nth(i); ++i) {
+    const engine::Table::Use handle(table, id);
+    if (handle) handle->drain(0);
+  }
+  std::vector<Retired> closed;  // destroyed after the lock is let go: it drops Python references
+  std::lock_guard guard(retired_lock);
+  std::erase_if(retired(), [&](Retired& item) {
+    if (memory::Registry::instance().close(item.reference) == EBUSY) return false;
+    closed.push_back(std::move(item));
+    return true;
+  });
+  retired_count.store(retired().size(), std::memory_order_relaxed);
+}
+
+memory::Reference reference_of(nb::handle buffer, const char* operation) {
+  PyRegistration* registration;
+  if (nb::try_cast(buffer, registration)) [[likely]] {
+    if (!registration->closed) [[likely]] return registration->reference;
+    raise_new(ESTALE, operation, "the registration is closed", "register the buffer again");
+  }
+  // A view shares its parent's registration: its memory is found, and everything is relative to it.
+  const Memory memory = memory_of(buffer);
+  const memory::Reference found = memory::Registry::instance().find(memory.address);
+  if (!found || reinterpret_cast<std::uintptr_t>(memory.address) + memory.size > found.address + found.size) {
+    raise_new(EINVAL, operation, "the buffer is not registered", "use `with ugds.register(x) as buf:` once, before I/O");
+  }
+  return {found.registration, found.generation, found.address, found.size, found.readonly || memory.readonly};
+}
+
+void define_registration(nb::module_& m) {
+  nb::class_<PyRegistration>(m, "Registration", nb::type_slots(registration_slots), nb::is_final(),
+                             "A buffer that is pinned and mapped to the open devices, until `close()`. Made by `ugds.register` and\n"
+                             "`ugds.empty`. Supports the buffer protocol. Thread-safe.")
+      .def_prop_ro("address", [](const PyRegistration& r) { return r.reference.address; }, "Address of the first byte.")
+      .def_prop_ro("nbytes", [](const PyRegistration& r) { return r.reference.size; }, "Size in bytes.")
+      .def_prop_ro("memory", [](const PyRegistration& r) { return memory::kind_name(r.kind); },
+                   "Kind of memory: \"host\", \"cuda\" or \"hip\".")
+      .def_prop_ro("route", [](const PyRegistration& r) { return memory::route_name(r.route); },
+                   "Where the device's DMA lands: \"direct\" is in this buffer.")
+      .def_prop_ro("readonly", [](const PyRegistration& r) { return r.reference.readonly; },
+                   "Whether only writes to a device may use it.")
+      .def_prop_ro("generation", [](const PyRegistration& r) { return r.reference.generation; },
+                   "The number of this registration; later ones have larger numbers.")
+      .def_prop_ro("closed", [](const PyRegistration& r) { return r.closed; }, "Whether `close()` was called.")
+      .def_prop_ro("owner", [](const PyRegistration& r) { return r.owner; }, "The object that was registered.",
+                   nb::sig("def owner(self) -> object"))
+      .def("close", &close,
+           "Unmaps the buffer. Raises `ugds.Error` (EBUSY) while commands on it are in flight; nothing has changed then.\n"
+           "Does nothing the second time.")
+      .def("__enter__", [](nb::object self) { return self; })
+      .def("__exit__", [](PyRegistration& self, nb::args) { close(self); })
+      .def("__len__", [](const PyRegistration& r) { return r.reference.size; })
+      .def("__reduce__",
+           [](const PyRegistration&) -> nb::object {
+             throw nb::type_error("a Registration cannot be pickled: it is memory of this process");
+           })
+      .def("__repr__", [](const PyRegistration& r) {
+        return "<ugds.Registration " + std::to_string(r.reference.size) + " bytes, memory=" + memory::kind_name(r.kind) +
+               " route=" + memory::route_name(r.route) + (r.closed ? " closed>" : ">");
+      });
+
+  m.def(
+      "register",
+      [](nb::object object, std::optional<std::vector<nb::object>> devices, std::optional<std::string> require) {
+        collect_retired();
+        check_route(require);
+        const auto numbers = numbers_of(devices);
+        Memory memory = memory_of(object);
+        return add(std::move(memory), std::move(object), numbers);
+      },
+      nb::arg("obj"), nb::arg("devices") = nb::none(), nb::arg("require") = nb::none(),
+      "Pins a buffer and maps it to every open device, and to those opened later.\n\n"
+      "obj: contiguous memory of any alignment and size, by the buffer protocol (NumPy, bytearray, memoryview, mmap) or\n"
+      "DLPack (torch, JAX). Read-only memory can only be written to a device. `devices` narrows it to some devices.\n"
+      "`require` demands a route (\"direct\").\n\n"
+      "Raises `ugds.Error`: EEXIST (overlaps a registered buffer), EINVAL (empty, not contiguous), EFAULT, EOPNOTSUPP\n"
+      "(GPU memory, a route that cannot be had); TypeError for an object without memory. Thread-safe.");
+  m.def(
+      "empty",
+      [](nb::object size) {
+        collect_retired();
+        auto ours = std::make_unique<Ours>(size_argument(size, "size", "empty"));
+        Memory memory{ours->memory.data(), ours->memory.size(), false, std::move(ours)};
+        return add(std::move(memory), nb::none(), {});
+      },
+      nb::arg("size"),
+      "Registered host memory of `size` bytes (an int, or text such as \"64MiB\"), zeroed and page-aligned, in huge pages\n"
+      "where there are some. Every transport can reach it. Use it through the buffer protocol:\n"
+      "`numpy.frombuffer(buf, dtype)`. Raises `ugds.Error`: ENOMEM, EINVAL. Thread-safe.");
+}
+
+}  // namespace ugds::python

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The emulated controller behind a device, and set-up steps, for `ugds.testing`.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/steps.hpp"
+#include "common.hpp"
+#include "device/emulated.hpp"
+
+namespace ugds::python {
+
+namespace {
+
+using engine::Table;
+using emulator::Controller;
+using emulator::Fault;
+
+struct PyEmulator {
+  engine::HandleId id = 0;
+};
+
+/// Runs `body` on the controller, without the interpreter lock.
+template <class Body>
+auto on(const PyEmulator& self, Body&& body) {
+  const Table::Use handle(Table::instance(), self.id);
+  if (!handle) {
+    Table::instance().explain_stale(self.id, "emulator");
+    raise_last();
+  }
+  auto& device = dynamic_cast<device::EmulatedDevice&>(handle->device());
+  return without_lock([&] { return body(device.controller()); });
+}
+
+constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
+    {"status", Fault::Kind::status},           {"hang", Fault::Kind::hang},
+    {"late", Fault::Kind::late},               {"late_write", Fault::Kind::late_write},
+    {"duplicate", Fault::Kind::duplicate},     {"unknown_id", Fault::Kind::unknown_id},
+    {"corrupt", Fault::Kind::corrupt},         {"wrong_sq_head", Fault::Kind::wrong_sq_head},
+    {"never_ready", Fault::Kind::never_ready}, {"never_stopped", Fault::Kind::never_stopped},
+    {"fatal", Fault::Kind::fatal},             {"remove", Fault::Kind::remove},
+};
+
+Fault::Kind kind_of(const std::string& name) {
+  std::string all;
+  for (const auto& [known, kind] : kKinds) {
+    if (name == known) return kind;
+    all += all.empty() ? known : std::string(", ") + known;
+  }
+  raise_new(EINVAL, "inject", "there is no fault \"" + name + "\"", "use one of " + all);
+}
+
+nb::dict counters(const PyEmulator& self) {
+  const emulator::Counters c = on(self, [](Controller& x) { return x.counters(); });
+  nb::dict d;
+  d["commands"] = c.commands;
+  d["reads"] = c.reads;
+  d["writes"] = c.writes;
+  d["flushes"] = c.flushes;
+  d["bytes_read"] = c.bytes_read;
+  d["bytes_written"] = c.bytes_written;
+  d["doorbells"] = c.doorbells;
+  d["wakeups"] = c.wakeups;
+  d["turns"] = c.turns;
+  d["mapped_bytes"] = c.mapped_bytes;
+  d["mapped_ranges"] = c.mapped_ranges;
+  d["resets"] = c.resets;
+  d["aborts"] = c.aborts;
+  return d;
+}
+
+}  // namespace
+
+void define_testing(nb::module_& m) {
+  nb::class_<PyEmulator>(m, "Emulator", nb::is_final(), "The emulated controller behind a device (see `ugds.testing`).")
+      .def("violations",
+           [](const PyEmulator& self) {
+             std::vector<std::pair<std::string, std::string>> out;
+             for (auto& v : on(self, [](Controller& c) { return c.violations(); })) out.emplace_back(v.rule, v.what);
+             return out;
+           })
+      .def("clear_violations", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_violations(); }); })
+      .def("counters", &counters)
+      .def(
+          "inject",
+          [](const PyEmulator& self, const std::string& kind, int opcode, bool admin, std::uint64_t skip,
+             std::uint64_t count, std::uint16_t status, std::uint64_t delay_ns, std::uint64_t lba,
+             std::optional<std::uint64_t> blocks, bool abortable) {
+            Fault fault;
+            fault.kind = kind_of(kind);
+            fault.opcode = opcode;
+            fault.admin = admin;
+            fault.skip = skip;
+            fault.count = count;
+            fault.status = status;
+            fault.delay_ns = delay_ns;
+            fault.lba = lba;
+            if (blocks) fault.blocks = *blocks;
+            fault.abortable = abortable;
+            on(self, [&](Controller& c) { c.inject(fault); });
+          },
+          nb::arg("kind"), nb::kw_only(), nb::arg("opcode") = -1, nb::arg("admin") = false, nb::arg("skip") = 0,
+          nb::arg("count") = 1, nb::arg("status") = 0, nb::arg("delay_ns") = 0, nb::arg("lba") = 0,
+          nb::arg("blocks") = nb::none(), nb::arg("abortable") = true)
+      .def("clear_faults", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_faults(); }); })
+      .def("remove", [](const PyEmulator& self) { on(self, [](Controller& c) { c.remove(); }); })
+      .def("plug", [](const PyEmulator& self) { on(self, [](Controller& c) { c.plug(); }); })
+      .def(
+          "power_cut",
+          [](const PyEmulator& self, double survive, std::uint64_t seed) {
+            on(self, [&](Controller& c) { c.power_cut(survive, seed); });
+          },
+          nb::arg("survive") = 0.0, nb::arg("seed") = 1)
+      .def(
+          "peek",
+          [](const PyEmulator& self, std::uint64_t offset, std::uint64_t size, std::uint32_t ns) {
+            nb::bytes out = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size)));
+            if (!out.is_valid()) throw nb::python_error();
+            on(self, [&](Controller& c) { c.peek(ns, offset, const_cast<char*>(out.c_str()), size); });
+            return out;
+          },
+          nb::arg("offset"), nb::arg("size"), nb::arg("namespace") = 1)
+      .def(
+          "poke",
+          [](const PyEmulator& self, std::uint64_t offset, nb::bytes data, std::uint32_t ns) {
+            on(self, [&](Controller& c) { c.poke(ns, offset, data.c_str(), data.size()); });
+          },
+          nb::arg("offset"), nb::arg("data"), nb::arg("namespace") = 1)
+      .def("stored_bytes", [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.stored_bytes(); }); })
+      .def("virtual_now_ns",
+           [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.virtual_now_ns(); }); })
+      .def(
+          "advance_ns",
+          [](const PyEmulator& self, std::uint64_t ns) { on(self, [&](Controller& c) { c.advance_ns(ns); }); },
+          nb::arg("ns"));
+
+  m.def(
+      "emulator",
+      [](const PyDevice& device) {
+        const Table::Use handle(Table::instance(), device.id);
+        if (!handle) {
+          Table::instance().explain_stale(device.id, "emulator");
+          raise_last();
+        }
+        if (dynamic_cast<device::EmulatedDevice*>(&handle->device()) == nullptr) {
+          raise_new(EOPNOTSUPP, "emulator", device.uri + " is not an emulated device", "open emulated:SIZE");
+        }
+        return PyEmulator{device.id};
+      },
+      nb::arg("device"));
+  m.def("forget_subsystem", &emulator::forget_subsystem, nb::arg("name"));
+  m.def("emulator_parameters", [] {
+    std::vector<std::tuple<std::string, std::string, std::string>> out;
+    for (const emulator::Parameter& p : emulator::parameters()) out.emplace_back(p.name, p.values, p.meaning);
+    return out;
+  });
+  m.def("arm_step", &testing::arm_step, nb::arg("nth"));
+  m.def("disarm_steps", &testing::disarm_steps);
+  m.def("record_steps", &testing::record_steps);
+  m.def("recorded_steps", &testing::recorded_steps);
+  m.def("open_registrations", [] { return memory::Registry::instance().open_registrations(); });
+}
+
+}  // namespace ugds::python
