@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures that every test file shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import ugds
+import ugds.testing
+
+DEFAULT_URI = "emulated:64MiB"
+
+
+@pytest.fixture
+def open_ssd() -> Iterator[Callable[..., ugds.Device]]:
+    """Opens emulated devices, as many as a test wants: `open_ssd(uri, **options)`. When the test ends, none of them may
+    have seen a violation of the protocol; then they are closed."""
+    with ExitStack() as stack:
+
+        def open_one(uri: str = DEFAULT_URI, **options: float) -> ugds.Device:
+            device = stack.enter_context(ugds.open(uri, **options))
+            stack.enter_context(ugds.testing.strict(device))
+            return device
+
+        yield open_one
+
+
+@pytest.fixture
+def ssd(request: pytest.FixtureRequest, open_ssd: Callable[..., ugds.Device]) -> ugds.Device:
+    """An emulated device that saw no violation by the end of the test. `@pytest.mark.device(URI, **options)` asks for
+    another one than 64 MiB with default traits."""
+    marker = request.node.get_closest_marker("device")
+    return open_ssd(*marker.args, **marker.kwargs) if marker else open_ssd()

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as people and programs meet it: in a process of its own, by its output and exit status."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ugds
+from ugds import cli
+
+COMMANDS = [[], ["demo"], ["info"], ["bench"], ["bench", "sync"], ["bench", "setup"], ["bench", "overhead"]]
+
+
+def run(*arguments: str | Path, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ugds", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == status, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stdout.rstrip().splitlines()[-1]
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """The JSON lines, each of the published shape."""
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found
+    for record in found:
+        assert list(record) == ["name", "params", "device", "memory", "route", "figures"]
+        assert isinstance(record["name"], str)
+        assert isinstance(record["device"], str)
+        assert isinstance(record["params"], dict)
+        assert record["memory"] in ("host", "cuda", "hip")
+        assert record["route"] in ("direct", "staged", "buffered")
+        assert record["figures"]
+        for name, figure in record["figures"].items():
+            assert re.fullmatch("[a-z0-9_]+", name)
+            assert list(figure) == ["value", "unit"]
+            assert isinstance(figure["value"], (int, float))
+            assert isinstance(figure["unit"], str)
+    return found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Neither a multiple of a block nor of any request size."""
+    path = tmp_path / "some file.bin"
+    path.write_bytes(random.Random(1).randbytes((3 << 20) + 12345))
+    return path
+
+
+# --- Help ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_teaches_by_example(command: list[str]) -> None:
+    text = run(*command, "--help").stdout
+    assert "examples:" in text
+    assert f"ugds {' '.join(command)}".strip() in text.split("examples:")[1]
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["info"]], ids=" ".join)
+def test_help_tells_how_devices_are_named(command: list[str]) -> None:
+    assert "emulated:1GiB" in run(*command, "--help").stdout
+
+
+def test_version_is_the_librarys() -> None:
+    assert run("--version").stdout == f"ugds {ugds.version()}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["frobnicate"], ["bench"], ["info", "--nonsense"], ["bench", "sync", "extra"]]
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    assert "usage: ugds" in run(*arguments, status=2).stderr
+
+
+# --- demo ---------------------------------------------------------------------------------------------------------
+
+
+def test_demo_compares_every_byte(file: Path) -> None:
+    done = run("demo", file)
+    assert last_line(done) == f"compared {file.stat().st_size} bytes, 0 differ"
+    for request in ("4 KiB", "64 KiB", "1 MiB", "16 MiB"):
+        assert re.search(rf"read sync\s+│\s+{request}\s+│", done.stdout), done.stdout
+    assert "read sync, 4 threads" in done.stdout
+    for header in ("GiB/s", "requests/s", "p50", "p99", "memory", "transport", "route"):
+        assert header in done.stdout
+    assert "The device is emulated" in done.stdout
+
+
+def test_demo_finds_a_flipped_bit_and_says_where(file: Path) -> None:
+    done = run("demo", file, "--corrupt", status=1)
+    size = file.stat().st_size
+    assert last_line(done) == f"compared {size} bytes, 1 differ"
+    found = re.search(r"first difference is at byte (\d+): 0x(..) in the file, 0x(..) read back", done.stdout)
+    assert found
+    at, expected, got = int(found[1]), int(found[2], 16), int(found[3], 16)
+    assert expected == file.read_bytes()[at]
+    assert expected ^ got == 1
+
+
+def test_demo_as_json(file: Path) -> None:
+    found = records(run("demo", file, "--json"))
+    assert {record["name"] for record in found} == {"demo"}
+    *modes, comparison = found
+    assert [mode["params"]["operation"] for mode in modes] == ["write"] + ["read"] * 5
+    for mode in modes:
+        assert set(mode["figures"]) >= {"gib_per_s", "requests_per_s", "p50_us", "p99_us"}
+        assert all(mode["figures"][name]["value"] > 0 for name in ("gib_per_s", "requests_per_s", "p50_us", "p99_us"))
+    assert comparison["figures"] == {
+        "bytes_compared": {"value": file.stat().st_size, "unit": "B"},
+        "bytes_different": {"value": 0, "unit": "B"},
+    }
+
+
+def test_demo_as_json_counts_what_differs(file: Path) -> None:
+    found = records(run("demo", file, "--json", "--corrupt", status=1))
+    assert found[-1]["figures"]["bytes_different"]["value"] == 1
+    assert all(r["figures"]["bytes_different"]["value"] == 1 for r in found if r["params"]["operation"] == "read")
+
+
+@pytest.mark.parametrize("traits", ["lba=512", "mdts=1", "queues=1", "depth=2", "mpsmin=1&mpsmax=4", "pump=caller"])
+def test_demo_on_devices_of_other_traits(file: Path, traits: str) -> None:
+    done = run("demo", file, "--device", f"emulated:16MiB?{traits}")
+    assert last_line(done).endswith(", 0 differ")
+
+
+def test_demo_of_a_single_byte(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    path.write_bytes(b"x")
+    assert last_line(run("demo", path)) == "compared 1 bytes, 0 differ"
+    assert last_line(run("demo", path, "--corrupt", status=1)) == "compared 1 bytes, 1 differ"
+
+
+def test_demo_of_a_file_larger_than_its_window(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(random.Random(2).randbytes(1 << 20) * 130 + b"tail")
+    assert last_line(run("demo", path)) == f"compared {path.stat().st_size} bytes, 0 differ"
+
+
+def test_demo_of_an_empty_file_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "empty"
+    path.touch()
+    assert "is empty" in run("demo", path, status=2).stderr
+
+
+def test_demo_of_a_folder_says_so(tmp_path: Path) -> None:
+    assert "is a directory" in run("demo", tmp_path, status=2).stderr
+
+
+def test_demo_of_a_missing_file_says_so(tmp_path: Path) -> None:
+    assert "No such file" in run("demo", tmp_path / "nothing", status=2).stderr
+
+
+def test_demo_of_an_unreadable_file_says_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Root may read every file, so the refusal is played.
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    assert cli.main(["demo", str(file)]) == 2
+    assert capsys.readouterr().err == f"ugds demo: cannot read {file}: Permission denied\n"
+
+
+def test_demo_of_a_device_node_says_so() -> None:
+    assert "not a regular file" in run("demo", "/dev/null", status=2).stderr
+
+
+def test_demo_of_a_file_larger_than_memory_says_how_much_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    with path.open("wb") as out:
+        out.truncate(8 << 40)
+    message = run("demo", path, status=2).stderr
+    assert "8 TiB" in message
+    assert "are free" in message
+
+
+def test_demo_on_a_device_that_is_too_small_says_so(file: Path) -> None:
+    assert "more than" in run("demo", file, "--device", "emulated:1MiB", status=2).stderr
+
+
+def test_demo_does_not_overwrite_a_kept_device_unasked(file: Path, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(b"precious" * (1 << 20))
+    assert "--overwrite" in run("demo", file, "--device", f"emulated:{image}", status=2).stderr
+    assert image.read_bytes() == b"precious" * (1 << 20)
+    assert last_line(run("demo", file, "--device", f"emulated:{image}", "--overwrite")).endswith(", 0 differ")
+    assert image.read_bytes()[: file.stat().st_size] == file.read_bytes()
+
+
+# --- info ---------------------------------------------------------------------------------------------------------
+
+
+def test_info_describes_the_device() -> None:
+    text = run("info", "emulated:1GiB?lba=512&serial=ABC").stdout
+    for part in ("1 GiB (1073741824 bytes)", "512 B", "serial ABC", "transport", "emulated", "ready"):
+        assert part in text
+
+
+def test_info_as_json() -> None:
+    described = json.loads(run("info", "emulated:64MiB?queues=2", "--json").stdout)
+    assert described["capacity"] == 64 << 20
+    assert described["queues"] == 2
+    assert described["block_size"] == 4096
+    assert described["state"] == "ready"
+    assert described["volatile_write_cache"] is True
+
+
+def test_info_lists_the_parameters() -> None:
+    text = run("info", "--parameters").stdout
+    for name in ("lba", "mdts", "queues", "latency", "pump", "name"):
+        assert re.search(rf"^{name}\b", text, re.MULTILINE), f"{name} is not listed"
+    rows = [json.loads(line) for line in run("info", "--parameters", "--json").stdout.splitlines()]
+    assert all(set(row) == {"name", "values", "meaning"} for row in rows)
+
+
+def test_info_without_a_device_is_wrong_usage() -> None:
+    assert "ugds info emulated:1GiB" in run("info", status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("emulate:1GiB", "emulated"),
+        ("emulated:1GiB?lbaa=4096", "lba"),
+        ("emulated:1GiB?lba=1000", "lba"),
+        ("emulated:many", "many"),
+    ],
+)
+def test_a_bad_device_is_one_readable_message(uri: str, words: str) -> None:
+    message = run("info", uri, status=1).stderr
+    assert message.startswith("ugds info: ")
+    assert words in message
+    assert uri in message
+
+
+# --- bench --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["read", "write", "mixed"])
+def test_bench_sync_as_json(mode: str) -> None:
+    options = ["--sizes", "4KiB,64KiB", "--threads", "1,2", "--seconds", "0.02", "--mode", mode]
+    *points, ratio = records(run("bench", "sync", "--device", "emulated:64MiB", *options, "--json"))
+    assert [(p["params"]["size"], p["params"]["threads"]) for p in points] == [
+        (4096, 1),
+        (4096, 2),
+        (65536, 1),
+        (65536, 2),
+    ]
+    for point in points:
+        assert point["name"] == "sync"
+        assert point["params"]["mode"] == mode
+        assert list(point["figures"]) == ["gib_per_s", "requests_per_s", "p50_us", "p99_us"]
+    assert ratio["params"]["size"] == 1 << 20
+    assert ratio["figures"]["ratio_to_memcpy"]["unit"] == "1"
+    assert 0 < ratio["figures"]["ratio_to_memcpy"]["value"] < 10
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--sizes", "5"), ("--sizes", "128MiB"), ("--threads", "0"), ("--threads", "65"), ("--sizes", "x")],
+)
+def test_bench_sync_refuses_what_it_does_not_measure(option: str, value: str) -> None:
+    assert option in run("bench", "sync", option, value, status=2).stderr
+
+
+def test_bench_sync_does_not_overwrite_a_kept_device_unasked(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(64 << 20))
+    assert "--overwrite" in run("bench", "sync", "--device", f"emulated:{image}", status=2).stderr
+
+
+def test_bench_setup_as_json() -> None:
+    fresh, again = records(run("bench", "setup", "--processes", "2", "--repetitions", "3", "--json"))
+    assert fresh["figures"]["open_to_first_read_ms"]["unit"] == "ms"
+    assert fresh["figures"]["open_to_first_read_ms"]["value"] > 0
+    assert again["figures"]["reopen_to_first_read_ms"]["value"] > 0
+
+
+def test_bench_prints_a_table_for_people() -> None:
+    text = run("bench", "setup", "--processes", "1", "--repetitions", "1").stdout
+    assert "open_to_first_read_ms" in text
+    assert "The device is emulated" in text
+
+
+def test_bench_overhead_without_valgrind_says_what_to_install(tmp_path: Path) -> None:
+    message = run("bench", "overhead", status=1, PATH=str(tmp_path)).stderr
+    assert "apt-get install valgrind" in message
+
+
+def test_bench_overhead_needs_a_device_in_the_callers_thread() -> None:
+    assert "pump=caller" in run("bench", "overhead", "--device", "emulated:64MiB", status=2).stderr
+
+
+@pytest.mark.slow
+def test_bench_overhead_counts_exactly_and_repeatably() -> None:
+    first, second = (records(run("bench", "overhead", "--calls", "500", "--json")) for _ in range(2))
+    figures = [{k: v["value"] for record in r for k, v in record["figures"].items()} for r in (first, second)]
+    names = ("sync_read_4k_instructions", "sync_read_4k_total_instructions", "emulator_turn_instructions")
+    for name in names:
+        assert figures[0][name] == figures[1][name]
+    library, total, turn = (figures[0][name] for name in names)
+    assert library == total - turn
+    assert library > 0
+    assert turn > 0
+    one, other = (f["python_extra_instructions"] for f in figures)
+    assert one > 0
+    assert one == pytest.approx(other, rel=0.02, abs=10)
+    assert figures[0]["python_extra_us"] > 0
