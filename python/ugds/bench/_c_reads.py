@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python _c_reads.py LIBRARY URI COUNT`: 4 KiB reads through the C API, by ctypes.
+"""`python _c_reads.py LIBRARY URI COUNT`: 4 KiB reads through the C API, by ctypes, under callgrind.
 
-Run under callgrind, which counts only inside uGDSRead: the interpreter around it costs nothing. Imports neither ugds
-nor anything that could load the library before this does.
+After warming up, three marks (see `callgrind.MARK`) enclose two loops that differ in nothing but the function they
+call: uGDSRead, and a function of the C library that does next to nothing. Imports neither ugds nor anything that could
+load the library before this does.
 """
 
 import ctypes
+import gc
 import mmap
+import os
 import sys
+from collections.abc import Callable
 
 
 class Result(ctypes.Structure):
@@ -29,9 +33,10 @@ def main() -> None:
     library.uGDSHandleRegister.restype = Result
     library.uGDSBufRegister.restype = Result
     library.uGDSBufRegister.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    read = library.uGDSRead
-    read.restype = ctypes.c_ssize_t
-    read.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64)
+    read, nothing = library.uGDSRead, ctypes.CDLL(None).labs
+    for function in (read, nothing):
+        function.restype = ctypes.c_ssize_t
+        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64)
 
     def check(what: str, result: Result) -> None:
         if result.err != 0:
@@ -44,10 +49,22 @@ def main() -> None:
     check("uGDSDriverOpen", library.uGDSDriverOpen())
     check("uGDSHandleRegister", library.uGDSHandleRegister(ctypes.byref(handle), ctypes.byref(descriptor)))
     check("uGDSBufRegister", library.uGDSBufRegister(address, SIZE, 0))
-    for _ in range(count):
-        got = read(handle, address, SIZE, 0, 0)
-        if got != SIZE:
-            sys.exit(f"uGDSRead returned {got}")
+
+    def loop(function: Callable[..., int], first: ctypes.c_void_p, times: int) -> None:
+        for _ in range(times):
+            got = function(first, address, SIZE, 0, 0)
+            if got != SIZE:
+                sys.exit(f"uGDSRead returned {got}")
+
+    same = ctypes.c_void_p(SIZE)  # labs gives back its argument: both calls return SIZE
+    gc.disable()
+    loop(read, handle, 100)
+    loop(nothing, same, 100)
+    os.getppid()
+    loop(read, handle, count)
+    os.getppid()
+    loop(nothing, same, count)
+    os.getppid()
 
 
 main()

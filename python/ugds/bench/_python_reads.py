@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python _python_reads.py URI COUNT read|nothing`: a loop of 4 KiB reads, or the same loop with an empty body."""
+"""`python _python_reads.py URI COUNT`: 4 KiB reads from Python, under callgrind.
+
+After warming up, three marks (see `callgrind.MARK`) enclose a loop of reads, and the same loop with an empty body.
+"""
 
 import gc
+import os
 import sys
 
 import ugds
@@ -9,18 +13,27 @@ import ugds
 SIZE = 4096
 
 
+def reads(ssd: ugds.Device, buf: ugds.Registration, times: int) -> None:
+    for _ in range(times):
+        ssd.read(buf, offset=0, size=4096)
+
+
+def nothing(times: int) -> None:
+    for _ in range(times):
+        pass
+
+
 def main() -> None:
-    uri, count, body = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    uri, count = sys.argv[1], int(sys.argv[2])
     with ugds.open(uri) as ssd, ugds.empty(SIZE) as buf:
-        for _ in range(100):  # the interpreter specialises what runs often
-            ssd.read(buf, offset=0, size=4096)
         gc.disable()
-        if body == "read":
-            for _ in range(count):
-                ssd.read(buf, offset=0, size=4096)
-        else:
-            for _ in range(count):
-                pass
+        reads(ssd, buf, 100)  # the interpreter specialises what runs often
+        nothing(100)
+        os.getppid()
+        reads(ssd, buf, count)
+        os.getppid()
+        nothing(count)
+        os.getppid()
 
 
 main()

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from ugds._report import CommandError
 
+#: A function of the C library that a program calls (`os.getppid()`) to end one section of its profile.
+MARK = "getppid"
+
 _NAMED = re.compile(r"(fn|cfn)=\((\d+)\)(?: (.+))?")
 
 
@@ -76,21 +79,27 @@ def find() -> str:
     return path
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], only_inside: str | None = None) -> Profile:
-    """Runs a program to its end, and counts all of it, or only what happens inside a function."""
+def run(command: Sequence[str], environment: Mapping[str, str]) -> list[Profile]:
+    """Runs a program to its end. Gives a profile of each stretch between two calls of `MARK`: what was before the first
+    call is the first profile, and what came after the last one is the last.
+
+    Sections of one run are compared, and not whole runs, so that starting up does not count. They are told apart by
+    marks and not by callgrind's --toggle-collect on the function of interest, since that does not see a function which
+    is called through libffi (ctypes), where the stack is moved below the call.
+    """
     valgrind = find()
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "callgrind.out"
+        out = Path(folder) / "profile"
         options = [
             "--tool=callgrind",
             f"--callgrind-out-file={out}",
-            "--separate-threads=no",
+            f"--dump-before={MARK}",
             "--dump-instr=no",
             "--dump-line=no",
             "--quiet",
-            *([f"--toggle-collect={only_inside}"] if only_inside else []),
         ]
         done = subprocess.run([valgrind, *options, *command], env=dict(environment), capture_output=True, text=True)
-        if done.returncode != 0 or not out.exists():
+        if done.returncode != 0:
             raise CommandError(f"the program did not run under valgrind:\n{(done.stderr or done.stdout).strip()}")
-        return parse(out.read_text(errors="replace"))
+        numbered = sorted(Path(folder).glob("profile.*"), key=lambda path: int(path.suffix[1:]))
+        return [parse(path.read_text(errors="replace")) for path in [*numbered, out] if path.exists()]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one 4 KiB read costs in the library and in Python, apart from the device's own work.
 
-Instructions are counted by callgrind, which makes them exact and repeatable. Every count is a difference of two runs
-that differ only in the number of reads, so that set-up, warming up and tearing down cancel out. The emulated controller
-runs in the caller's thread (`pump=caller`): its turns are counted by name and taken away.
+Instructions are counted by callgrind, which makes them repeatable. Every count is a difference of two loops in one
+process, after warming up: one of reads, and one of the same calls to a function of the C library that does nothing (its
+own four or so instructions are the error), or, in Python, with an empty body. The emulated controller runs in the
+caller's thread (`pump=caller`): its turns are counted by name and taken away.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from ugds._report import CommandError, Record
 from ugds.bench import callgrind
 
 SIZE = 4096
-WARM = 200  # reads of the shorter run
 TURN = "ugds::emulator::Controller::turn"
 BLOCK, PAIRS = 2000, 31  # of the timed comparison
 
@@ -74,43 +74,35 @@ def measure(uri: str, calls: int) -> list[Record]:
     ]
 
 
-def _environment() -> dict[str, str]:
-    """Nothing that differs from run to run may change what the interpreter does."""
-    return {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+def _sections(program: str, *arguments: str) -> tuple[callgrind.Profile, callgrind.Profile]:
+    """The loop of reads and the loop without them, of a program that marks both."""
+    # Nothing that differs from run to run may change what the interpreter does.
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    path = str(Path(__file__).with_name(program))
+    sections = callgrind.run([sys.executable, path, *arguments], environment)
+    if len(sections) != 4:
+        raise CommandError(f"callgrind saw {len(sections) - 1} marks where there are 3: is {callgrind.MARK} called?")
+    return sections[1], sections[2]
 
 
-def _program(name: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).with_name(name))]
+def _turns(profile: callgrind.Profile) -> tuple[int, int]:
+    turns, cost = profile.called(TURN)
+    if turns == 0:
+        raise CommandError(f"callgrind saw no call of {TURN}: was the library stripped of its symbols?")
+    return turns, cost
 
 
 def c_instructions(uri: str, calls: int) -> tuple[float, float, float]:
     """Per uGDSRead: all instructions, those of the emulated controller's turns, and the number of turns."""
-    few, many = (
-        callgrind.run(
-            [*_program("_c_reads.py"), _core.library_path(), uri, str(count)], _environment(), only_inside="uGDSRead*"
-        )
-        for count in (WARM, WARM + calls)
-    )
-    if many.total == 0:
-        raise CommandError("callgrind saw no call of uGDSRead: does the library export it?")
-    turns, cost = (b - a for a, b in zip(few.called(TURN), many.called(TURN), strict=True))
-    if turns == 0:
-        raise CommandError(f"callgrind saw no call of {TURN}: was the library stripped of its symbols?")
-    return (many.total - few.total) / calls, cost / calls, turns / calls
+    reads, nothing = _sections("_c_reads.py", _core.library_path(), uri, str(calls))
+    turns, cost = _turns(reads)
+    return (reads.total - nothing.total) / calls, cost / calls, turns / calls
 
 
 def python_instructions(uri: str, calls: int) -> float:
     """Per `ssd.read(buf, offset=0, size=4096)`: all instructions but those of an empty loop and of the controller."""
-
-    def slope(body: str) -> float:
-        few, many = (
-            callgrind.run([*_program("_python_reads.py"), uri, str(count), body], _environment())
-            for count in (WARM, WARM + calls)
-        )
-        turns = many.called(TURN)[1] - few.called(TURN)[1]
-        return (many.total - few.total - turns) / calls
-
-    return slope("read") - slope("nothing")
+    reads, nothing = _sections("_python_reads.py", uri, str(calls))
+    return (reads.total - nothing.total - _turns(reads)[1]) / calls
 
 
 def times(uri: str) -> tuple[float, float, str, str]:
