@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A strict software NVMe controller. It is reached as hardware is: registers, doorbells in plain memory, and DMA through
-// an address translation (address_space.hpp) that it never bypasses. What a real controller would corrupt silently, it
-// records as a violation.
+// A strict software NVMe controller. It is reached as hardware is: registers, doorbells in plain memory, and DMA
+// through an address translation (address_space.hpp) that it never bypasses. What a real controller would corrupt
+// silently, it records as a violation.
 //
-// A subsystem holds namespaces and their data; each opening of a device makes a controller on it. Controllers that share
-// a subsystem see the same blocks.
+// A subsystem holds namespaces and their data; each opening of a device makes a controller on it. Controllers that
+// share a subsystem see the same blocks.
 #pragma once
 
 #include <atomic>
@@ -29,44 +29,46 @@ struct Violation {
 
 /// Figures that only the device can know.
 struct Counters {
-  std::uint64_t commands = 0;         ///< executed, admin included
+  std::uint64_t commands = 0;  ///< executed, admin included
   std::uint64_t reads = 0, writes = 0, flushes = 0;
   std::uint64_t bytes_read = 0, bytes_written = 0;
-  std::uint64_t doorbells = 0;        ///< submission doorbell changes seen
-  std::uint64_t wakeups = 0;          ///< times that a doorbell woke the sleeping controller
+  std::uint64_t doorbells = 0;  ///< submission doorbell changes seen
+  std::uint64_t wakeups = 0;    ///< times that a doorbell woke the sleeping controller
   std::uint64_t turns = 0;
-  std::uint64_t mapped_bytes = 0;     ///< now
-  std::uint64_t mapped_ranges = 0;    ///< now
+  std::uint64_t mapped_bytes = 0;   ///< now
+  std::uint64_t mapped_ranges = 0;  ///< now
   std::uint64_t resets = 0;
   std::uint64_t aborts = 0;
+  std::uint64_t rescues = 0;  ///< times that it found work which no doorbell had woken it for; see "lost-wakeup"
 };
 
 /// A fault to play: the next `count` commands that match, after `skip` that match have passed.
 struct Fault {
   enum class Kind : std::uint8_t {
-    status,          ///< completes with `status`; no data moves
-    hang,            ///< is fetched, and completes only when aborted (see `abortable`) or never
-    late,            ///< completes after `delay_ns` more
-    late_write,      ///< as `hang`, and the data is written to host memory again and again until the controller stops
-    duplicate,       ///< its completion is posted twice
-    unknown_id,      ///< a completion with an identifier that is not in flight is posted before its own
-    corrupt,         ///< completes with success, and the data differs in one bit
-    wrong_sq_head,   ///< its completion carries an impossible submission queue head
-    never_ready,     ///< register level: CSTS.RDY does not follow CC.EN
-    never_stopped,   ///< register level: CSTS.RDY stays 1 after CC.EN is cleared
-    fatal,           ///< register level: CSTS.CFS is set when the command is fetched, and the controller stops
-    remove,          ///< the device leaves the bus when the command is fetched: registers read as all ones
+    status,         ///< completes with `status`; no data moves
+    hang,           ///< is fetched, and completes only when aborted (see `abortable`) or never
+    late,           ///< completes after `delay_ns` more
+    late_write,     ///< as `hang`, and the data is written to host memory again and again until the controller stops
+    duplicate,      ///< its completion is posted twice
+    unknown_id,     ///< a completion with an identifier that is not in flight is posted before its own
+    corrupt,        ///< completes with success, and the data differs in one bit
+    wrong_sq_head,  ///< its completion carries an impossible submission queue head
+    never_ready,    ///< register level: CSTS.RDY does not follow CC.EN
+    never_stopped,  ///< register level: CSTS.RDY stays 1 after CC.EN is cleared
+    fatal,          ///< register level: CSTS.CFS is set when the command is fetched, and the controller stops
+    remove,         ///< the device leaves the bus when the command is fetched: registers read as all ones
+    reset_fails,    ///< bus level: `function_reset` returns false and nothing stops
   };
   Kind kind = Kind::status;
-  int opcode = -1;           ///< of I/O commands where `admin` is false; -1: any
-  bool admin = false;        ///< matches admin commands instead of I/O commands
+  int opcode = -1;     ///< of I/O commands where `admin` is false; -1: any
+  bool admin = false;  ///< matches admin commands instead of I/O commands
   std::uint64_t skip = 0;
   std::uint64_t count = 1;
   std::uint16_t status = 0;
   std::uint64_t delay_ns = 0;
-  std::uint64_t lba = 0;                        ///< matches commands that touch [lba, lba + blocks)
+  std::uint64_t lba = 0;  ///< matches commands that touch [lba, lba + blocks)
   std::uint64_t blocks = ~std::uint64_t{0};
-  bool abortable = true;     ///< `hang` and `late_write`: an Abort command ends it
+  bool abortable = true;  ///< `hang` and `late_write`: an Abort command ends it
 };
 
 class Controller {
@@ -85,7 +87,7 @@ class Controller {
   void write(std::uint32_t offset, std::uint64_t value, std::uint32_t width);
 
   /// The word behind a doorbell, for plain stores; nullptr where the store must go through `write`, which wakes a
-  /// sleeping controller: the admin queue's, and all of them with `doorbells=trapped`.
+  /// sleeping controller: the admin queue's, all of them with `doorbells=trapped`, and those that have a shadow.
   std::uint32_t* doorbell(std::uint32_t offset);
 
   /// The function-level reset of the bus: everything stops at once, registers take their initial values. True: it has

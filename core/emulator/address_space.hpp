@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The address translation between the controller and this process's memory: an IOMMU that forgives nothing.
+//
+// IOVAs are handed out upwards from 2^48, which no pointer of a process reaches (x86-64: 2^47, AArch64: 2^48), and
+// never again, so that a stale address can neither hit later memory nor work by being a pointer. There are 32 TiB of
+// them. Translation is one load a page from a flat table that is committed as the addresses are handed out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+
+#include "emulator/reservation.hpp"
+
+namespace ugds::emulator {
+
+/// What an access met. `at` is the IOVA of the first byte that could not be reached.
+struct Access {
+  enum class Kind : std::uint8_t { ok, unmapped, read_only };
+  Kind kind = Kind::ok;
+  std::uint64_t at = 0;
+  explicit operator bool() const { return kind == Kind::ok; }
+};
+
+class AddressSpace {
+ public:
+  static constexpr std::uint64_t kFirst = std::uint64_t{1} << 48;
+  static constexpr std::uint64_t kSpan = std::uint64_t{1} << 45;
+  static constexpr std::uint64_t kPage = 4096;
+
+  struct Range {
+    std::uint64_t length;
+    bool writable;
+  };
+
+  AddressSpace();
+
+  /// Checks that the memory is there, and writable where asked. Touches every page. Throws Failure(EFAULT).
+  static void require_memory(void* address, std::uint64_t length, bool writable);
+
+  /// Throws Failure(ENOSPC) when all IOVAs were handed out.
+  std::uint64_t add(void* address, std::uint64_t length, bool writable);
+  /// nullptr where `iova` is not the first of a range.
+  const Range* find(std::uint64_t iova) const;
+  void remove(std::uint64_t iova) noexcept;
+
+  std::uint64_t mapped_bytes() const { return mapped_bytes_; }
+  std::uint64_t mapped_ranges() const { return ranges_.size(); }
+
+  /// Calls `use(pointer, bytes)` for each run that is contiguous in this process's memory, in order. Ends early where
+  /// `use` returns false or the translation fails.
+  template <class Use>
+  Access runs(std::uint64_t iova, std::uint64_t length, bool write, Use&& use) const {
+    while (length != 0) {
+      std::uint64_t entry = entry_of(iova);
+      if (Access access = permit(entry, iova, write); !access) return access;
+      std::byte* start = pointer(entry) + (iova & (kPage - 1));
+      std::uint64_t run = kPage - (iova & (kPage - 1));
+      for (; run < length; run += kPage) {
+        entry = entry_of(iova + run);
+        if (!permit(entry, iova + run, write) || pointer(entry) != start + run) break;
+      }
+      if (run > length) run = length;
+      if (!use(start, run)) return {};
+      iova += run;
+      length -= run;
+    }
+    return {};
+  }
+
+  /// Whether every byte may be accessed.
+  Access check(std::uint64_t iova, std::uint64_t length, bool write) const {
+    return runs(iova, length, write, [](std::byte*, std::uint64_t) { return true; });
+  }
+  Access read(std::uint64_t iova, void* out, std::uint64_t length) const;
+  Access write(std::uint64_t iova, const void* data, std::uint64_t length) const;
+  /// The memory behind one range that does not cross a page of 4 KiB, or that is contiguous here; nullptr otherwise.
+  std::byte* contiguous(std::uint64_t iova, std::uint64_t length, bool write) const;
+
+ private:
+  static constexpr std::uint64_t kWritable = 1, kPresent = 2;
+
+  std::uint64_t entry_of(std::uint64_t iova) const {
+    const std::uint64_t page = (iova - kFirst) / kPage;  // wraps to a huge number below kFirst
+    return page < committed_ ? table()[page] : 0;
+  }
+  static Access permit(std::uint64_t entry, std::uint64_t iova, bool write) {
+    if (entry == 0) return {Access::Kind::unmapped, iova};
+    if (write && (entry & kWritable) == 0) return {Access::Kind::read_only, iova};
+    return {};
+  }
+  static std::byte* pointer(std::uint64_t entry) {
+    return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(entry & ~(kPage - 1)));
+  }
+  std::uint64_t* table() const { return reinterpret_cast<std::uint64_t*>(table_.data()); }
+
+  Reservation table_;
+  std::uint64_t committed_ = 0;  // entries
+  std::uint64_t next_ = kFirst;
+  std::uint64_t mapped_bytes_ = 0;
+  std::map<std::uint64_t, Range> ranges_;
+};
+
+}  // namespace ugds::emulator

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/controller.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+
+#include "base/error.hpp"
+#include "base/steps.hpp"
+#include "base/units.hpp"
+#include "emulator/impl.hpp"
+
+namespace ugds::emulator {
+
+namespace {
+
+const Options& checked(const Options& options) {
+  check_options(options);
+  setup_step("emulator: controller");
+  return options;
+}
+
+std::uint64_t capabilities(const Options& o) {
+  return nvme::Capabilities::make({.max_queue_entries = o.depth,
+                                   .contiguous_queues_required = o.contiguous,
+                                   .ready_timeout_units = o.timeout,
+                                   .doorbell_stride_power = o.stride,
+                                   .min_page_power = o.mpsmin,
+                                   .max_page_power = o.mpsmax})
+      .raw;
+}
+
+/// A thread that no signal of the process is delivered to.
+std::thread quiet_thread(Controller::Impl& impl) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread thread([&impl] { impl.run(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    fail(error.code().value(), "open", "no thread for the emulated controller", "use pump=caller, or raise ulimit -u");
+  }
+}
+
+}  // namespace
+
+Controller::Impl::Impl(const Options& wanted)
+    : options(checked(wanted)),
+      cap(capabilities(wanted)),
+      clock(wanted.virtual_clock),
+      timing(wanted),
+      random(wanted.seed),
+      subsystem(wanted),
+      doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true) {
+  return_to_initial_state(true);
+  counters = {};
+  doorbells_were_lost = false;
+  setup_step("emulator: attach");
+  identifier = subsystem->attach(this);
+  try {
+    setup_step("emulator: thread");
+    if (!options.pump_by_caller) thread = quiet_thread(*this);
+  } catch (...) {
+    subsystem->detach(this);
+    throw;
+  }
+}
+
+Controller::Impl::~Impl() {
+  subsystem->detach(this);
+  quit.store(true, std::memory_order_seq_cst);
+  wake();
+  if (thread.joinable()) thread.join();
+}
+
+bool Controller::Impl::turn_safely() noexcept {
+  try {
+    return turn();
+  } catch (...) {
+    // Only memory can be lacking. The controller stops, as a real one does that has met something it cannot handle.
+    fail_fatally();
+    return true;
+  }
+}
+
+void Controller::Impl::unmap(std::uint64_t iova) noexcept {
+  const AddressSpace::Range* range = memory.find(iova);
+  if (range == nullptr) {
+    violations.add("unmap-unknown", "0x%llx is not the first byte of a mapping", static_cast<unsigned long long>(iova));
+    return;
+  }
+  try {
+    check_unused(iova, range->length);
+  } catch (...) {
+    fail_fatally();
+  }
+  auto touches = [&](std::uint64_t at) {
+    return shadow != nullptr && at < iova + range->length && iova < at + page_size;
+  };
+  if (touches(shadow_iova) || touches(event_iova)) {
+    // These are looked at without a translation. They cannot be any more.
+    for (const std::uint16_t id : submission_ids)
+      if (id != 0) submission[id]->doorbell = {doorbell_word(nvme::submission_doorbell(id, stride())), nullptr, 0};
+    for (const std::uint16_t id : completion_ids)
+      if (id != 0) completion[id]->doorbell = {doorbell_word(nvme::completion_doorbell(id, stride())), nullptr, 0};
+    shadow = events = nullptr;
+    fail_fatally();
+  }
+  memory.remove(iova);
+}
+
+void Controller::Impl::check_unused(std::uint64_t iova, std::uint64_t length) {
+  const auto hits = [&](std::uint64_t at, std::uint64_t bytes) { return at < iova + length && iova < at + bytes; };
+  const auto add = [&](const char* what, std::uint32_t cid, std::uint32_t queue) {
+    violations.add("unmap-in-use", "[0x%llx, +0x%llx) holds %s (command %u, queue %u)",
+                   static_cast<unsigned long long>(iova), static_cast<unsigned long long>(length), what, cid, queue);
+  };
+  // What the host has submitted and the controller has not looked at becomes commands, which name their memory.
+  if (state == State::ready && !removed.load(std::memory_order_relaxed)) {
+    for (const std::uint16_t id : submission_ids) {
+      observe(*submission[id]);
+      fetch(*submission[id], submission[id]->depth);
+      if (state != State::ready) break;
+    }
+  }
+  if (removed.load(std::memory_order_relaxed)) return;
+  for (const Command* command : live) {
+    for (const Transfer::Piece& piece : command->transfer.data)
+      if (hits(piece.iova, piece.bytes)) add("data", command->entry.cid, command->sq);
+    for (const Transfer::Piece& piece : command->transfer.lists)
+      if (hits(piece.iova, piece.bytes)) add("a PRP list", command->entry.cid, command->sq);
+    if (hits(command->transfer.metadata.iova, command->transfer.metadata.bytes))
+      add("metadata", command->entry.cid, command->sq);
+  }
+  auto check_ring = [&](const Ring& ring, std::uint64_t bytes, const char* what, std::uint32_t id) {
+    for (std::uint64_t at = 0; at < bytes; at += page_size)
+      if (hits(ring.at(at), std::min(page_size, bytes - at))) return add(what, 0, id);
+  };
+  for (const std::uint16_t id : submission_ids)
+    check_ring(submission[id]->ring, std::uint64_t{submission[id]->depth} * 64, "a submission queue", id);
+  for (const std::uint16_t id : completion_ids)
+    check_ring(completion[id]->ring, std::uint64_t{completion[id]->depth} * 16, "a completion queue", id);
+  if (shadow != nullptr && (hits(shadow_iova, page_size) || hits(event_iova, page_size))) add("shadow doorbells", 0, 0);
+}
+
+Controller::Controller(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
+Controller::~Controller() = default;
+
+std::uint64_t Controller::read(std::uint32_t offset, std::uint32_t width) { return impl_->read(offset, width); }
+void Controller::write(std::uint32_t offset, std::uint64_t value, std::uint32_t width) {
+  impl_->write(offset, value, width);
+}
+
+std::uint32_t* Controller::doorbell(std::uint32_t offset) {
+  if (impl_->options.trapped) return nullptr;
+  HostGuard guard(*impl_);
+  return impl_->is_shadowed(offset) ? nullptr : impl_->doorbell_word(offset);
+}
+
+bool Controller::function_reset() {
+  {
+    HostGuard guard(*impl_);
+    if (impl_->faults.take(Fault::Kind::reset_fails)) return false;
+    impl_->return_to_initial_state(false);
+  }
+  impl_->wake();
+  return true;
+}
+
+[[gnu::noinline]] void Controller::turn(void* controller) {
+  Impl& impl = *static_cast<Controller*>(controller)->impl_;
+  if (!impl.lock.try_lock()) return;
+  impl.turn_safely();
+  impl.lock.unlock();
+}
+
+bool Controller::pumped_by_caller() const { return impl_->options.pump_by_caller; }
+
+std::uint64_t Controller::map(void* address, std::uint64_t length, bool writable) {
+  const std::uint64_t start = reinterpret_cast<std::uintptr_t>(address);
+  if (length == 0 || !is_aligned(start | length, AddressSpace::kPage))
+    fail(EINVAL, "map", "the address and the length must be multiples of 4096, and the length not 0");
+  AddressSpace::require_memory(address, length, writable);
+  HostGuard guard(*impl_);
+  return impl_->memory.add(address, length, writable);
+}
+
+void Controller::unmap(std::uint64_t iova) noexcept {
+  HostGuard guard(*impl_);
+  impl_->unmap(iova);
+}
+
+const Options& Controller::options() const { return impl_->options; }
+std::vector<Violation> Controller::violations() const { return impl_->violations.all(); }
+void Controller::clear_violations() { impl_->violations.clear(); }
+
+Counters Controller::counters() const {
+  HostGuard guard(*impl_);
+  Counters counters = impl_->counters;
+  counters.wakeups = impl_->wakeups.load(std::memory_order_relaxed);
+  counters.mapped_bytes = impl_->memory.mapped_bytes();
+  counters.mapped_ranges = impl_->memory.mapped_ranges();
+  return counters;
+}
+
+void Controller::inject(const Fault& fault) {
+  HostGuard guard(*impl_);
+  impl_->faults.add(fault);
+}
+
+void Controller::clear_faults() {
+  HostGuard guard(*impl_);
+  impl_->faults.clear();
+}
+
+void Controller::remove() {
+  HostGuard guard(*impl_);
+  impl_->removed.store(true, std::memory_order_release);
+  impl_->drop_everything();
+  impl_->state = State::disabled;
+}
+
+void Controller::plug() {
+  {
+    HostGuard guard(*impl_);
+    impl_->return_to_initial_state(true);
+    impl_->removed.store(false, std::memory_order_release);
+  }
+  impl_->wake();
+}
+
+void Controller::power_cut(double survive, std::uint64_t seed) { impl_->subsystem->power_cut(survive, seed); }
+
+void Controller::peek(std::uint32_t nsid, std::uint64_t offset, void* out, std::uint64_t length) const {
+  impl_->subsystem->peek(nsid, offset, out, length);
+}
+void Controller::poke(std::uint32_t nsid, std::uint64_t offset, const void* data, std::uint64_t length) {
+  impl_->subsystem->poke(nsid, offset, data, length);
+}
+std::uint64_t Controller::stored_bytes() const { return impl_->subsystem->stored_bytes(); }
+
+std::uint64_t Controller::virtual_now_ns() const { return impl_->clock.now(); }
+
+void Controller::advance_ns(std::uint64_t ns) {
+  {
+    HostGuard guard(*impl_);
+    if (impl_->clock.is_virtual()) impl_->clock.advance(ns);
+  }
+  impl_->wake();
+}
+
+}  // namespace ugds::emulator

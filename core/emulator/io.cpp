@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Commands of the NVM command set (NVM Command Set 1.0, 3).
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "base/units.hpp"
+#include "emulator/impl.hpp"
+
+namespace ugds::emulator {
+
+namespace status = nvme::status;
+using nvme::Opcode;
+
+namespace {
+
+std::uint16_t write_status(int error) {
+  if (error == 0) return status::success;
+  return error == ENOSPC || error == EDQUOT || error == EFBIG ? status::capacity_exceeded : status::write_fault;
+}
+
+bool forces_unit_access(const Command& command) { return (command.entry.cdw12 & nvme::kForceUnitAccess) != 0; }
+
+}  // namespace
+
+std::uint16_t Controller::Impl::report(const Access& access, const char* what) {
+  violations.add(access.kind == Access::Kind::read_only ? "read-only-access" : "unmapped-access", "%s at IOVA 0x%llx",
+                 what, static_cast<unsigned long long>(access.at));
+  return status::data_transfer_error;
+}
+
+std::uint16_t Controller::Impl::send(const Transfer& transfer, const void* data, std::uint64_t bytes) {
+  auto* from = static_cast<const std::byte*>(data);
+  for (const Transfer::Piece& piece : transfer.data) {
+    const std::uint64_t part = std::min(bytes, piece.bytes);
+    if (const Access access = memory.write(piece.iova, from, part); !access) return report(access, "a data buffer");
+    from += part;
+    bytes -= part;
+  }
+  return status::success;
+}
+
+std::uint16_t Controller::Impl::receive(const Transfer& transfer, void* data, std::uint64_t bytes) {
+  auto* to = static_cast<std::byte*>(data);
+  for (const Transfer::Piece& piece : transfer.data) {
+    const std::uint64_t part = std::min(bytes, piece.bytes);
+    if (const Access access = memory.read(piece.iova, to, part); !access) return report(access, "a data buffer");
+    to += part;
+    bytes -= part;
+  }
+  return status::success;
+}
+
+std::uint16_t Controller::Impl::prepare_io(Command& command) {
+  const nvme::SubmissionEntry& e = command.entry;
+  const auto opcode = static_cast<Opcode>(e.opcode);
+  const Geometry& g = subsystem->geometry();
+  const bool moves_data = opcode == Opcode::read || opcode == Opcode::write;
+  const bool has_range = moves_data || opcode == Opcode::write_zeroes;
+  if (has_range) {
+    command.lba = e.cdw10 | std::uint64_t{e.cdw11} << 32;
+    command.blocks = std::uint64_t{e.cdw12 & 0xffff} + 1;
+  }
+  const bool known = moves_data || opcode == Opcode::flush || (opcode == Opcode::write_zeroes && options.zeroes) ||
+                     (opcode == Opcode::dataset_management && options.dsm);
+  if (!known) return status::invalid_opcode;
+  const bool everywhere = opcode == Opcode::flush && e.nsid == nvme::kAllNamespaces;
+  if ((e.nsid < 1 || e.nsid > g.namespaces) && !everywhere) {
+    violations.add("nsid", "opcode 0x%x for namespace %u of %u", e.opcode, e.nsid, g.namespaces);
+    return status::invalid_namespace;
+  }
+  if (!check_reserved(command)) return status::invalid_field;
+  if (opcode == Opcode::dataset_management) {
+    command.direction = Direction::from_host;
+    command.length = (std::uint64_t{e.cdw10 & 0xff} + 1) * sizeof(nvme::DsmRange);
+    return read_prps(command, e.prp1, e.prp2, command.length);
+  }
+  if (moves_data) {
+    command.length = command.blocks * g.unit();
+    const std::uint64_t most = std::uint64_t{4096} << options.mpsmin << options.mdts;
+    if (options.mdts != 0 && command.length > most) {
+      violations.add("mdts", "%llu bytes, and MDTS allows %llu", static_cast<unsigned long long>(command.length),
+                     static_cast<unsigned long long>(most));
+      return status::invalid_field;
+    }
+  }
+  if (has_range && (command.lba >= g.blocks || command.blocks > g.blocks - command.lba))
+    return status::lba_out_of_range;
+  if (!moves_data) return status::success;
+  command.direction = opcode == Opcode::read ? Direction::to_host : Direction::from_host;
+  if (g.separate() != 0) {
+    if (!is_aligned(e.metadata, 4)) {
+      violations.add("prp-alignment", "MPTR 0x%llx is not dword-aligned", static_cast<unsigned long long>(e.metadata));
+      return status::invalid_field;
+    }
+    command.transfer.metadata = {e.metadata, command.blocks * g.separate()};
+  }
+  return read_prps(command, e.prp1, e.prp2, command.length);
+}
+
+std::uint16_t Controller::Impl::execute_io(Command& command) {
+  const nvme::SubmissionEntry& e = command.entry;
+  switch (static_cast<Opcode>(e.opcode)) {
+    case Opcode::read: return read_blocks(command);
+    case Opcode::write: return write_blocks(command);
+    case Opcode::dataset_management: return manage_dataset(command);
+    case Opcode::flush:
+      ++counters.flushes;
+      return write_status(subsystem->flush(e.nsid == nvme::kAllNamespaces ? 0 : e.nsid));
+    case Opcode::write_zeroes:
+      return write_status(
+          subsystem->discard(e.nsid, command.lba, command.blocks, forces_unit_access(command) || is_durable()));
+  }
+  return status::invalid_opcode;
+}
+
+/// Every byte is reachable, or nothing is moved.
+std::uint16_t Controller::Impl::check_memory(const Command& command) {
+  const bool write = command.direction == Direction::to_host;
+  for (const Transfer::Piece& piece : command.transfer.data)
+    if (const Access access = memory.check(piece.iova, piece.bytes, write); !access)
+      return report(access, "a data buffer");
+  const Transfer::Piece& metadata = command.transfer.metadata;
+  if (const Access access = memory.check(metadata.iova, metadata.bytes, write); !access)
+    return report(access, "a metadata buffer");
+  return status::success;
+}
+
+std::uint16_t Controller::Impl::read_blocks(Command& command) {
+  if (const std::uint16_t failed = check_memory(command); failed != 0) return failed;
+  const Geometry& g = subsystem->geometry();
+  std::uint64_t at = g.data_at(command.entry.nsid, command.lba);
+  int error = 0;
+  auto take = [&](std::byte* to, std::uint64_t bytes) {
+    error = subsystem->read(at, to, bytes);
+    at += bytes;
+    return error == 0;
+  };
+  for (const Transfer::Piece& piece : command.transfer.data)
+    if (error == 0) memory.runs(piece.iova, piece.bytes, true, take);
+  at = g.metadata_at(command.entry.nsid, command.lba);
+  if (error == 0) memory.runs(command.transfer.metadata.iova, command.transfer.metadata.bytes, true, take);
+  if (error != 0) return status::unrecovered_read_error;
+  ++counters.reads;
+  counters.bytes_read += command.length;
+  return status::success;
+}
+
+std::uint16_t Controller::Impl::write_blocks(Command& command) {
+  if (const std::uint16_t failed = check_memory(command); failed != 0) return failed;
+  const Geometry& g = subsystem->geometry();
+  const std::uint32_t nsid = command.entry.nsid;
+  const bool durable = forces_unit_access(command) || is_durable();
+  const int failed = subsystem->change(nsid, command.lba, command.blocks, durable, [&](Media& media) {
+    std::uint64_t at = g.data_at(nsid, command.lba);
+    int error = 0;
+    auto give = [&](const std::byte* from, std::uint64_t bytes) {
+      error = media.write(at, from, bytes);
+      at += bytes;
+      return error == 0;
+    };
+    for (const Transfer::Piece& piece : command.transfer.data)
+      if (error == 0) memory.runs(piece.iova, piece.bytes, false, give);
+    at = g.metadata_at(nsid, command.lba);
+    if (error == 0) memory.runs(command.transfer.metadata.iova, command.transfer.metadata.bytes, false, give);
+    return error;
+  });
+  if (failed != 0) return write_status(failed);
+  ++counters.writes;
+  counters.bytes_written += command.length;
+  return status::success;
+}
+
+std::uint16_t Controller::Impl::manage_dataset(const Command& command) {
+  std::vector<nvme::DsmRange> ranges(command.length / sizeof(nvme::DsmRange));
+  if (const std::uint16_t failed = receive(command.transfer, ranges.data(), command.length); failed != 0) return failed;
+  const std::uint64_t blocks = subsystem->geometry().blocks;
+  for (const nvme::DsmRange& range : ranges)
+    if (range.lba > blocks || range.blocks > blocks - range.lba) return status::lba_out_of_range;
+  if ((command.entry.cdw11 & nvme::kDsmDeallocate) == 0) return status::success;
+  for (const nvme::DsmRange& range : ranges) {
+    const int error = subsystem->discard(command.entry.nsid, range.lba, range.blocks, is_durable());
+    if (error != 0) return write_status(error);
+  }
+  return status::success;
+}
+
+void Controller::Impl::corrupt(const Command& command) {
+  if (command.transfer.data.empty()) return;
+  if (command.direction == Direction::to_host) {
+    const Transfer::Piece& piece = command.transfer.data[command.transfer.data.size() / 2];
+    std::byte* at = memory.contiguous(piece.iova + piece.bytes / 2, 1, true);
+    if (at != nullptr) *at ^= std::byte{0x10};
+    return;
+  }
+  if (command.blocks == 0) return;
+  const Geometry& g = subsystem->geometry();
+  const std::uint64_t offset = g.data_at(1, command.lba) + command.length / 2;
+  std::byte byte{};
+  subsystem->peek(command.entry.nsid, offset, &byte, 1);
+  byte ^= std::byte{0x10};
+  subsystem->poke(command.entry.nsid, offset, &byte, 1);
+}
+
+}  // namespace ugds::emulator
