@@ -6,11 +6,14 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "engine/operation.hpp"
@@ -31,8 +34,20 @@ using ugds::nvme::Opcode;
 static_assert(sizeof(uGDSDescr_t) == 16 && sizeof(uGDSError_t) == 8);
 static_assert(sizeof(uGDSIOParams_t) == 48 && sizeof(uGDSIOEvents_t) == 24);
 
-/// Handles of C callers; the table itself is shared with Python.
-std::atomic<int> opened{0};
+/// What C callers opened and registered, for the last uGDSDriverClose. Python's are its own.
+struct Driver {
+  std::mutex lock;
+  std::atomic<int> opened{0};
+  std::vector<HandleId> handles;
+  std::vector<Reference> buffers;
+};
+
+Driver& driver() {
+  static auto* const instance = new Driver;  // NOLINT: late callers find it
+  return *instance;
+}
+
+bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
 
 int code_of(int error) {
   switch (error) {
@@ -129,27 +144,45 @@ extern "C" {
 uGDSError_t uGDSDriverOpen(void) {
   return guarded("driver open", [] {
     static_cast<void>(Table::instance());
-    ++opened;
+    std::lock_guard guard(driver().lock);
+    ++driver().opened;
     return answer(UGDS_SUCCESS);
   });
 }
 
 uGDSError_t uGDSDriverClose(void) {
-  int count = opened.load();
-  do {
-    if (count == 0) return refuse("driver close", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open");
-  } while (!opened.compare_exchange_weak(count, count - 1));
-  return answer(UGDS_SUCCESS);
+  return guarded("driver close", [] {
+    Driver& d = driver();
+    std::lock_guard guard(d.lock);
+    if (d.opened == 0) {
+      return refuse("driver close", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open",
+                    "call uGDSDriverOpen() once for each uGDSDriverClose()");
+    }
+    if (d.opened == 1) {
+      std::erase_if(d.buffers, [](const Reference& b) { return Registry::instance().close(b) != EBUSY; });
+      std::erase_if(d.handles, [](HandleId id) { return Table::instance().close(id, Table::Mode::check) != EBUSY; });
+      if (!d.handles.empty() || !d.buffers.empty()) {
+        return refuse("driver close", UGDS_BUSY, EBUSY, "requests are in flight, or a device is wedged",
+                      "wait for the requests, and deregister handles");
+      }
+    }
+    --d.opened;
+    return answer(UGDS_SUCCESS);
+  });
 }
 
 uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr) {
-  if (opened.load() == 0) {
+  if (!is_open()) {
     return refuse("open", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open", "call uGDSDriverOpen() first");
   }
   if (fh == nullptr || descr == nullptr) return refuse("open", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   *fh = nullptr;
   return guarded("open", [&] {
-    *fh = reinterpret_cast<uGDSHandle_t>(Table::instance().open(uri_of(*descr), {}));
+    const std::string uri = uri_of(*descr);
+    std::lock_guard guard(driver().lock);
+    driver().handles.reserve(driver().handles.size() + 1);
+    driver().handles.push_back(Table::instance().open(uri, {}));
+    *fh = reinterpret_cast<uGDSHandle_t>(driver().handles.back());
     return answer(UGDS_SUCCESS);
   });
 }
@@ -163,7 +196,11 @@ uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s) {
                                         : Mode::force;
     const auto limit = static_cast<std::uint64_t>(std::max(timeout_s, 0)) * 1'000'000'000u;
     switch (Table::instance().close(id_of(fh), mode, limit)) {
-      case 0: return answer(UGDS_SUCCESS);
+      case 0: {
+        std::lock_guard guard(driver().lock);
+        std::erase(driver().handles, id_of(fh));
+        return answer(UGDS_SUCCESS);
+      }
       case EBUSY:
         return refuse("close", UGDS_BUSY, EBUSY, "requests are in flight, or the device is wedged and its buffers are held",
                       "wait for the requests, or release by force after a reset");
@@ -186,7 +223,7 @@ uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes) {
 }
 
 uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
-  if (opened.load() == 0) {
+  if (!is_open()) {
     return refuse("register", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open", "call uGDSDriverOpen() first");
   }
   if ((flags & ~(UGDS_BUF_DMABUF | UGDS_BUF_RDMA | UGDS_BUF_FORCE_CUDA)) != 0) {
@@ -194,7 +231,9 @@ uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
   }
   if (flags != 0) return unsupported("register");
   return guarded("register", [&] {
-    Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false);
+    std::lock_guard guard(driver().lock);
+    driver().buffers.reserve(driver().buffers.size() + 1);
+    driver().buffers.push_back(Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false));
     return answer(UGDS_SUCCESS);
   });
 }
@@ -211,7 +250,11 @@ uGDSError_t uGDSBufDeregister(const void* base) {
       return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
     }
     switch (Registry::instance().close(found)) {
-      case 0: return answer(UGDS_SUCCESS);
+      case 0: {
+        std::lock_guard guard(driver().lock);
+        std::erase_if(driver().buffers, [&](const Reference& b) { return b.generation == found.generation; });
+        return answer(UGDS_SUCCESS);
+      }
       case EBUSY: return refuse("deregister", UGDS_BUSY, EBUSY, "commands on the buffer are in flight", "wait for them");
       default: return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, ESTALE, "the buffer was deregistered meanwhile");
     }

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A device without a controller: registers are an array, IOVAs are handed out far from each other so that nothing is
+// contiguous by accident, and every mapping is remembered.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "base/error.hpp"
+#include "device/device.hpp"
+#include "nvme/prp.hpp"
+
+namespace ugds::testing {
+
+class FakeDevice final : public device::Device {
+ public:
+  const std::string& uri() const override { return uri_; }
+  device::Transport transport() const override { return device::Transport::vfio; }
+  device::Limits limits() const override { return {}; }
+  std::uint32_t read32(std::uint32_t offset) override { return registers[offset]; }
+  std::uint64_t read64(std::uint32_t offset) override { return registers[offset]; }
+  void write32(std::uint32_t offset, std::uint32_t value) override {
+    registers[offset] = value;
+    ++writes;
+  }
+  void write64(std::uint32_t offset, std::uint64_t value) override {
+    registers[offset] = static_cast<std::uint32_t>(value);
+  }
+  std::uint32_t* doorbell(std::uint32_t offset) override { return mapped_doorbells ? &registers[offset] : nullptr; }
+
+  device::Mapping map(void* address, Bytes length, device::Access, std::uint64_t* pages) override {
+    if (fail_map) fail(ENOSPC, "map", "no more mappings");
+    for (std::uint64_t i = 0; i < length.value / nvme::kPageSize; ++i) {
+      pages[i] = next_ + i * (contiguous ? nvme::kPageSize : 3 * nvme::kPageSize);
+      memory[pages[i]] = static_cast<std::byte*>(address) + i * nvme::kPageSize;
+    }
+    const std::uint64_t token = next_;
+    next_ += length.value * 4 + (1u << 20);
+    mappings[token] = length.value;
+    return {token, length};
+  }
+  void unmap(const device::Mapping& mapping) noexcept override { mappings.erase(mapping.token); }
+  bool reset() noexcept override { return true; }
+
+  std::byte* at(std::uint64_t iova) { return memory.at(align_down(iova, nvme::kPageSize)) + iova % nvme::kPageSize; }
+
+  std::map<std::uint32_t, std::uint32_t> registers;
+  std::map<std::uint64_t, std::uint64_t> mappings;
+  std::map<std::uint64_t, std::byte*> memory;
+  bool contiguous = true, mapped_doorbells = true, fail_map = false;
+  int writes = 0;
+
+ private:
+  std::string uri_ = "fake:";
+  std::uint64_t next_ = std::uint64_t{1} << 50;
+};
+
+}  // namespace ugds::testing
