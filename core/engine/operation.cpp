@@ -181,10 +181,9 @@ void Operation::stage_ranges(queue::QueuePair& pair) {
   const unsigned shift = handle_.block_shift();
   nvme::SubmissionEntry entry =
       nvme::dataset_management(handle_.identity().namespace_id, 1, nvme::kDsmDeallocate, Iova(0));
-  pair.stage_with_page(request_, entry, [&](std::uint64_t* page) {
-    page[0] = (transfer_.size >> shift) << 32;  // attributes 0 in the lower half
-    page[1] = transfer_.offset >> shift;
-  });
+  std::uint64_t* range = pair.stage_with_page(request_, entry);
+  range[0] = (transfer_.size >> shift) << 32;  // attributes 0 in the lower half
+  range[1] = transfer_.offset >> shift;
 }
 
 bool Operation::idle() {

@@ -64,6 +64,28 @@ void QueuePair::give_lists(std::uint16_t first) {
   free_lists_ = static_cast<std::uint16_t>(free_lists_ + count);
 }
 
+inline void QueuePair::push(Request& request, nvme::SubmissionEntry& entry, std::uint32_t registration,
+                            std::uint16_t list, std::uint64_t offset, std::uint32_t bytes) {
+  // Ring positions of free identifiers are [next_free_, next_free_ + free_count_); see retire().
+  const std::uint16_t cid = free_ids_[next_free_];
+  if (++next_free_ == depth_) next_free_ = 0;
+  --free_count_;
+  Command& command = commands_[cid];
+  command.request = &request;
+  command.offset = offset;
+  command.staged = ticks();
+  command.bytes = bytes;
+  command.registration = registration;
+  command.list = list;
+  command.opcode = entry.opcode;
+  command.in_flight = true;
+  ++request.in_flight;
+  in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  entry.cid = cid;
+  submission_[tail_] = entry;
+  if (++tail_ == depth_) tail_ = 0;
+}
+
 void QueuePair::stage_data(Request& request, nvme::SubmissionEntry& entry, std::uint32_t registration,
                            const nvme::PageAddresses& memory, std::uint64_t offset, std::uint32_t bytes) {
   const std::uint64_t pages = nvme::pages_spanned(memory.at(0), bytes, shape_.page_size);
@@ -85,26 +107,11 @@ void QueuePair::stage(Request& request, nvme::SubmissionEntry& entry) {
   push(request, entry, Command::kNoRegistration, Command::kNoList, 0, 0);
 }
 
-inline void QueuePair::push(Request& request, nvme::SubmissionEntry& entry, std::uint32_t registration,
-                            std::uint16_t list, std::uint64_t offset, std::uint32_t bytes) {
-  // Ring positions of free identifiers are [next_free_, next_free_ + free_count_); see retire().
-  const std::uint16_t cid = free_ids_[next_free_];
-  if (++next_free_ == depth_) next_free_ = 0;
-  --free_count_;
-  Command& command = commands_[cid];
-  command.request = &request;
-  command.offset = offset;
-  command.staged = ticks();
-  command.bytes = bytes;
-  command.registration = registration;
-  command.list = list;
-  command.opcode = entry.opcode;
-  command.in_flight = true;
-  ++request.in_flight;
-  in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  entry.cid = cid;
-  submission_[tail_] = entry;
-  if (++tail_ == depth_) tail_ = 0;
+std::uint64_t* QueuePair::stage_with_page(Request& request, nvme::SubmissionEntry& entry) {
+  const std::uint16_t page = take_lists(1);
+  entry.prp1 = list_iova(page);
+  push(request, entry, Command::kNoRegistration, page, 0, 0);
+  return list_entries(page);
 }
 
 std::uint32_t QueuePair::reap() {

@@ -80,14 +80,8 @@ class QueuePair {
                   const nvme::PageAddresses& memory, std::uint64_t offset, std::uint32_t bytes);
   /// Puts a command without data, or whose data pointer is set, into the ring.
   void stage(Request& request, nvme::SubmissionEntry& entry);
-  /// Stages a command whose data is one list page of the queue's own; `fill` is given its memory.
-  template <class Fill>
-  void stage_with_page(Request& request, nvme::SubmissionEntry& entry, Fill&& fill) {
-    const std::uint16_t page = take_list();
-    fill(list_entries(page));
-    entry.prp1 = list_iova(page);
-    push(request, entry, Command::kNoRegistration, page, 0, 0);
-  }
+  /// Stages a command whose data is one list page of the queue's own, and returns that page, to be filled before ring().
+  std::uint64_t* stage_with_page(Request& request, nvme::SubmissionEntry& entry);
   /// Tells the controller of everything staged.
   void ring() {
     if (rung_tail_ == tail_) return;
@@ -116,12 +110,6 @@ class QueuePair {
   void leak();
 
  private:
-  std::uint16_t take_list() {
-    --free_lists_;
-    const std::uint16_t page = first_list_;
-    first_list_ = next_list_[page];
-    return page;
-  }
   std::uint64_t* list_entries(std::uint16_t page) const {
     return reinterpret_cast<std::uint64_t*>(list_memory_.data() + page * shape_.page_size);
   }
