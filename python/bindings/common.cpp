@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common.hpp"
 
+#include <nanobind/stl/string.h>
+
 #include <cerrno>
 #include <cstdio>
 

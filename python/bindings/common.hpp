@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/error.hpp"
 #include "engine/table.hpp"
@@ -65,7 +66,13 @@ struct PyRegistration {
   bool closed = false;
 
   PyRegistration() = default;
-  PyRegistration(PyRegistration&&) = default;
+  PyRegistration(PyRegistration&& other) noexcept
+      : reference(std::exchange(other.reference, {})),
+        kind(other.kind),
+        route(other.route),
+        owner(std::move(other.owner)),
+        keeper(std::move(other.keeper)),
+        closed(other.closed) {}
   ~PyRegistration();
 };
 

@@ -279,7 +279,7 @@ void define_device(nb::module_& m) {
         device->id = without_lock([&] { return Table::instance().open(uri, policy); });
         const Table::Use handle(Table::instance(), device->id);
         device->transport = device::transport_name(handle->device().transport());
-        return device;
+        return device.release();  // Python's now
       },
       nb::arg("uri"), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0, nb::arg("depth") = 0,
       nb::arg("deadline") = 30.0,
