@@ -26,7 +26,7 @@ struct Access {
 class AddressSpace {
  public:
   static constexpr std::uint64_t kFirst = std::uint64_t{1} << 48;
-  static constexpr std::uint64_t kSpan = std::uint64_t{1} << 45;
+  static constexpr std::uint64_t kSpan = std::uint64_t{1} << 43;
   static constexpr std::uint64_t kPage = 4096;
 
   struct Range {
