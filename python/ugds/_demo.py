@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from rich.console import Console
@@ -111,7 +112,10 @@ def available_memory() -> int | None:
 
 def in_memory(uri: str) -> bool:
     """Whether a URI names an emulated device that starts empty at each opening: nothing on it can be lost."""
-    return uri.startswith("emulated:") and uri[len("emulated:") :][:1].isdigit() and "name=" not in uri
+    scheme, _, rest = uri.partition(":")
+    place, _, query = rest.partition("?")
+    names = {unquote(parameter.partition("=")[0]) for parameter in query.split("&")}
+    return scheme == "emulated" and unquote(place)[:1].isdigit() and names.isdisjoint({"file", "name"})
 
 
 def choose_device(size: int, path: Path, uri: str | None, overwrite: bool) -> str:

@@ -77,7 +77,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], lef
         pad_edge=False,
     )
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+        made.add_column(column, justify="left" if index < left else "right", no_wrap=index == 0 or index >= left)
     for row in rows:
         made.add_row(*row)
     return made

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ugds
 from ugds import cli
+from ugds._demo import in_memory
 
 COMMANDS = [[], ["demo"], ["info"], ["bench"], ["bench", "sync"], ["bench", "setup"], ["bench", "overhead"]]
 
@@ -207,6 +208,23 @@ def test_demo_does_not_overwrite_a_kept_device_unasked(file: Path, tmp_path: Pat
     assert image.read_bytes() == b"precious" * (1 << 20)
     assert last_line(run("demo", file, "--device", f"emulated:{image}", "--overwrite")).endswith(", 0 differ")
     assert image.read_bytes()[: file.stat().st_size] == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("uri", "empty"),
+    [
+        ("emulated:64MiB", True),
+        ("emulated:64MiB?lba=512&model=name", True),
+        ("emulated:64MiB?name=shared", False),
+        ("emulated:64MiB?lba=512&file=/data/image", False),
+        ("emulated:64MiB?%66ile=/data/image", False),
+        ("emulated:/data/image", False),
+        ("emulated:%2Fdata/image", False),
+        ("pci:0000:65:00.0", False),
+    ],
+)
+def test_only_a_device_that_starts_empty_may_be_written_unasked(uri: str, empty: bool) -> None:
+    assert in_memory(uri) is empty
 
 
 # --- info ---------------------------------------------------------------------------------------------------------
