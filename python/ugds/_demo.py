@@ -253,11 +253,12 @@ def print_table(outcome: Outcome, console: Console) -> None:
     rows = []
     for tally in outcome.tallies:
         figures = [_report.number(value) for value, _ in tally.figures().values()]
-        where = [outcome.memory, outcome.transport, outcome.route]
-        rows.append([f"{tally.operation} {tally.mode}", sizes.format(tally.size), *figures, *where])
-    columns = ("mode", "request", "GiB/s", "requests/s", "p50 us", "p99 us", "memory", "transport", "route")
-    title = f"{outcome.path.name} ({sizes.format(outcome.size)}) on {outcome.uri}"
-    console.print(_report.table(title, columns, rows))
+        mode = f"{tally.mode}, write" if tally.operation == "write" else tally.mode
+        rows.append([mode, sizes.format(tally.size), *figures, outcome.route])
+    console.print(f"{outcome.path.name} ({sizes.format(outcome.size)}) on {outcome.uri}", style="bold", markup=False)
+    console.print(f"memory {outcome.memory}, transport {outcome.transport}")
+    columns = ("mode", "request", "GiB/s", "requests/s", "p50 µs", "p99 µs", "route")
+    console.print(_report.table("", columns, rows))
     if outcome.transport == "emulated":
         console.print(_report.EMULATED_NOTE)
     if outcome.first is not None:

@@ -84,35 +84,27 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], lef
 
 
 def records_tables(records: list[Record]) -> list[RenderableType]:
-    """Records of one benchmark for people. Neighbours with the same figures are the rows of one table; a record that
-    stands alone has a row for each of its figures."""
+    """Records of one benchmark for people: what they have in common in a line, and below it a table. Neighbours with
+    the same figures are its rows; a record that stands alone has a row for each of its figures."""
     made: list[RenderableType] = []
-    for (names, params), group in itertools.groupby(records, lambda r: (tuple(r.figures), tuple(r.params))):
+    kinds = itertools.groupby(records, lambda r: (tuple(r.figures), tuple(r.params), r.memory, r.route))
+    for (figures, params, memory, route), group in kinds:
         rows = list(group)
+        common = [name for name in params if all(row.params[name] == rows[0].params[name] for row in rows)]
+        said = [f"{name} {rows[0].params[name]}" for name in common]
+        heading = ", ".join([*said, f"memory {memory}", f"route {route}"])
         if len(rows) > 1:
-            made.append(
-                table(
-                    "",
-                    (*params, *names, "memory", "route"),
-                    [
-                        [
-                            *map(str, row.params.values()),
-                            *(number(value) for value, _ in row.figures.values()),
-                            row.memory,
-                            row.route,
-                        ]
-                        for row in rows
-                    ],
-                )
-            )
-            continue
-        (row,) = rows
-        title = ", ".join(f"{name} {value}" for name, value in row.params.items())
-        where = f"memory {row.memory}, route {row.route}"
-        lines = [(name, number(value), "" if unit == "1" else unit) for name, (value, unit) in row.figures.items()]
-        single = table("", ("figure", "value", "unit"), lines)
-        single.columns[2].justify = "left"
-        made += [f"{title}, {where}", single]
+            varied = [name for name in params if name not in common]
+            lines = [
+                [*(str(row.params[name]) for name in varied), *(number(value) for value, _ in row.figures.values())]
+                for row in rows
+            ]
+            made += [heading, table("", (*varied, *figures), lines)]
+        else:
+            values = [(name, number(v), "" if unit == "1" else unit) for name, (v, unit) in rows[0].figures.items()]
+            single = table("", ("figure", "value", "unit"), values)
+            single.columns[2].justify = "left"
+            made += [heading, single]
     return made
 
 
