@@ -61,7 +61,11 @@ def check(name: str, command: list[str], fix: str = "") -> Counts:
         show(f"  ok    {name}")
         return PASSED
     show(f"  FAIL  {name}")
-    show(done.stdout + done.stderr)
+    # clang-format says where, in three lines a place; the files are enough.
+    files = sorted(
+        set(re.findall(r"^(\S+?):\d+:\d+: error: code should be clang-formatted", done.stderr, re.MULTILINE))
+    )
+    show("\n".join(files) or done.stdout + done.stderr)
     if fix:
         show(f"  fix it by: {fix}")
     return FAILED
