@@ -2,12 +2,11 @@
 #include "emulator/address_space.hpp"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
-#include <vector>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -28,6 +27,24 @@ constexpr std::uint64_t kGuard = 64 * 1024;
 constexpr std::uint64_t kCommitStep = 2 * 1024 * 1024 / sizeof(std::uint64_t);
 constexpr std::uint64_t kEntriesPerPage = 4096 / sizeof(std::uint64_t);
 
+/// Whether this process's mappings cover the range with the permissions that are needed, as the kernel lists them.
+bool is_permitted(std::uint64_t start, std::uint64_t length, bool writable) {
+  std::FILE* maps = std::fopen("/proc/self/maps", "re");
+  if (maps == nullptr) return false;
+  std::uint64_t at = start;
+  const std::uint64_t end = start + length;
+  char line[512];
+  while (at < end && std::fgets(line, sizeof line, maps) != nullptr) {
+    unsigned long long from = 0, to = 0;
+    char permissions[5] = "";
+    if (std::sscanf(line, "%llx-%llx %4s", &from, &to, permissions) != 3 || to <= at) continue;
+    if (from > at || permissions[0] != 'r' || (writable && permissions[1] != 'w')) break;
+    at = to;
+  }
+  std::fclose(maps);
+  return at >= end;
+}
+
 }  // namespace
 
 AddressSpace::AddressSpace() : table_(kSpan / kPage * sizeof(std::uint64_t), false) {}
@@ -39,14 +56,10 @@ void AddressSpace::require_memory(void* address, std::uint64_t length, bool writ
       fail(EFAULT, "map",
            writable ? "the memory is not there, or not writable" : "the memory is not there, or not readable",
            "map memory that is allocated, and read-only memory only for writing to the device");
-    // EINVAL: a kernel before 5.14, or device memory, which has no pages to populate. mincore still tells holes.
-    constexpr std::uint64_t kStep = 1_GiB;
-    std::vector<unsigned char> resident(std::min(length, kStep) / kPage);
-    for (std::uint64_t at = 0; at < length; at += kStep) {
-      if (mincore(static_cast<std::byte*>(address) + at, std::min(kStep, length - at), resident.data()) != 0 &&
-          errno == ENOMEM)
-        fail(EFAULT, "map", "the memory is not there", "map memory that is allocated");
-    }
+    // EINVAL: a kernel before 5.14, device memory, which has no pages to populate, or a lack of permission.
+    if (!is_permitted(reinterpret_cast<std::uintptr_t>(address), length, writable))
+      fail(EFAULT, "map", "the memory is not there, or not accessible as asked",
+           "map memory that is allocated, and read-only memory only for writing to the device");
     return;
   }
 }

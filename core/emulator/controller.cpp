@@ -69,6 +69,7 @@ Controller::Impl::Impl(const Options& wanted)
     subsystem->detach(this);
     throw;
   }
+  subsystem.keep();
 }
 
 Controller::Impl::~Impl() {

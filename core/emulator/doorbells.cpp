@@ -75,6 +75,11 @@ void Controller::Impl::connect(Doorbell& doorbell, std::uint32_t offset, bool fr
   doorbell.seen = doorbell.event != nullptr ? shadowed : 0;
 }
 
+/// When a queue goes, what stands at its doorbell goes too. Whatever is stored there later is the host's mistake.
+void Controller::Impl::zero_doorbell(std::uint32_t offset) noexcept {
+  store(doorbell_word(offset), 0, std::memory_order_relaxed);
+}
+
 void Controller::Impl::zero_doorbells() noexcept {
   for (std::uint32_t& word : admin_doorbells) store(&word, 0, std::memory_order_relaxed);
   // Reading leaves pages that were never rung unallocated.

@@ -65,6 +65,7 @@ struct Controller::Impl {
   void write_doorbell(std::uint32_t offset, std::uint64_t value, std::uint32_t width);
   bool is_shadowed(std::uint32_t offset) const;
   void connect(Doorbell& doorbell, std::uint32_t offset, bool fresh);
+  void zero_doorbell(std::uint32_t offset) noexcept;
   void zero_doorbells() noexcept;
   bool observe(SubmissionQueue& queue);
   void observe(CompletionQueue& queue);

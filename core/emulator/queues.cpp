@@ -126,6 +126,7 @@ std::uint16_t Controller::Impl::delete_submission_queue(Command& command, bool& 
   for (Posting& posting : target.held)
     if (posting.sq == id) posting.frees_cid = false;
   --target.submission_queues;
+  zero_doorbell(nvme::submission_doorbell(id, stride()));
   submission[id].reset();
   std::erase(submission_ids, static_cast<std::uint16_t>(id));
   return status::success;
@@ -135,6 +136,7 @@ std::uint16_t Controller::Impl::delete_completion_queue(const Command& command) 
   const std::uint32_t id = command.entry.cdw10 & 0xffff;
   if (id == 0 || id >= completion.size() || completion[id] == nullptr) return status::invalid_queue_id;
   if (completion[id]->submission_queues != 0) return status::invalid_queue_deletion;
+  zero_doorbell(nvme::completion_doorbell(id, stride()));
   completion[id].reset();
   std::erase(completion_ids, static_cast<std::uint16_t>(id));
   return status::success;
@@ -167,15 +169,10 @@ void Controller::Impl::create_admin_queues() {
 }
 
 void Controller::Impl::drop_queues() {
-  // A later store to one of these doorbells is the host's mistake; what stands there now is not.
   for (const std::uint16_t id : submission_ids)
-    if (id != 0)
-      std::atomic_ref<std::uint32_t>(*doorbell_word(nvme::submission_doorbell(id, stride())))
-          .store(0, std::memory_order_relaxed);
+    if (id != 0) zero_doorbell(nvme::submission_doorbell(id, stride()));
   for (const std::uint16_t id : completion_ids)
-    if (id != 0)
-      std::atomic_ref<std::uint32_t>(*doorbell_word(nvme::completion_doorbell(id, stride())))
-          .store(0, std::memory_order_relaxed);
+    if (id != 0) zero_doorbell(nvme::completion_doorbell(id, stride()));
   submission.clear();
   completion.clear();
   submission_ids.clear();

@@ -17,6 +17,7 @@ namespace {
 struct Named {
   std::shared_ptr<Subsystem> subsystem;
   std::uint64_t open = 0;
+  bool kept = false;  // a controller was opened on it; until then it goes with its last reference
 };
 
 struct Registry {
@@ -161,11 +162,19 @@ SubsystemReference::SubsystemReference(const Options& options) : name_(options.n
   registry().named.emplace(name_, Named{subsystem_, 1});
 }
 
+void SubsystemReference::keep() noexcept {
+  if (name_.empty()) return;
+  std::lock_guard guard(registry().lock);
+  const auto found = registry().named.find(name_);
+  if (found != registry().named.end()) found->second.kept = true;
+}
+
 SubsystemReference::~SubsystemReference() {
   if (name_.empty()) return;
   std::lock_guard guard(registry().lock);
   const auto found = registry().named.find(name_);
-  if (found != registry().named.end()) --found->second.open;
+  if (found != registry().named.end() && --found->second.open == 0 && !found->second.kept)
+    registry().named.erase(found);
 }
 
 bool forget_subsystem(const std::string& name) {

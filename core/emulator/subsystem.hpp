@@ -69,6 +69,8 @@ class SubsystemReference {
   ~SubsystemReference();
   SubsystemReference(const SubsystemReference&) = delete;
   SubsystemReference& operator=(const SubsystemReference&) = delete;
+  /// The name stays after the last reference has gone, until it is forgotten.
+  void keep() noexcept;
   Subsystem* operator->() const { return subsystem_.get(); }
   Subsystem& operator*() const { return *subsystem_; }
 

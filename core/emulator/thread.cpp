@@ -17,8 +17,9 @@ namespace ugds::emulator {
 
 namespace {
 
-/// A doorbell in plain memory wakes nobody: it is looked at this often at least.
-constexpr std::uint64_t kLongestNap = 1'000'000;
+/// A doorbell in plain memory wakes nobody: it is looked at this often at least. After a while of nothing it is looked
+/// at less often, since a thousand timers a second cost a virtual machine more than a hundredth of a core.
+constexpr std::uint64_t kLongestNap = 1'000'000, kLongNap = 4'000'000, kLongIdle = 100'000'000;
 constexpr std::uint64_t kFirstNap = 20'000;
 /// How long a sleep lasts that nobody ends, should a wake-up be lost. It then counts as such.
 constexpr std::uint64_t kBelt = 100'000'000;
@@ -115,7 +116,7 @@ void Controller::Impl::run() {
     if (far) timeout = std::min(timeout, left - kWakeEarly);
     if (late) timeout = std::min(timeout, kLateWrites);
     sleep(timeout, timeout == kBelt);
-    nap = std::min(nap * 2, kLongestNap);
+    nap = now - idle_since > kLongIdle ? kLongNap : std::min(nap * 2, kLongestNap);
   }
 }
 
