@@ -295,7 +295,7 @@ class Host {
   std::uint64_t mps = 4096;
   std::vector<Queue> queues;
   std::unique_ptr<Dma> shadow, events;
-  std::uint64_t rings = 0;
+  std::atomic<std::uint64_t> rings{0};
   std::uint16_t next_cid = 0;
 };
 
