@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time. `ticks()` is one instruction where the processor has an invariant counter, and never a system call there;
-// elsewhere it is CLOCK_MONOTONIC in nanoseconds.
+// Time. `ticks()` is the processor's own counter, which runs at one rate on every processor of the last fifteen years (and
+// on emulated ones), read by one instruction and never by a system call; elsewhere it is CLOCK_MONOTONIC in nanoseconds.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,9 @@ inline std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-/// Whether `ticks()` reads the processor's counter. Decided once, when the library is loaded.
-extern const bool kInvariantCounter;
-
 inline std::uint64_t ticks() {
 #if defined(__x86_64__)
-  if (kInvariantCounter) [[likely]] return __rdtsc();
-  return monotonic_ns();
+  return __rdtsc();
 #elif defined(__aarch64__)
   std::uint64_t now;
   asm volatile("mrs %0, cntvct_el0" : "=r"(now));

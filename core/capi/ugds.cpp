@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/operation.hpp"
+#include "base/immortal.hpp"
+#include "engine/one_command.hpp"
 #include "engine/table.hpp"
 #include "memory/registry.hpp"
 
@@ -42,10 +43,8 @@ struct Driver {
   std::vector<Reference> buffers;
 };
 
-Driver& driver() {
-  static auto* const instance = new Driver;  // NOLINT: late callers find it
-  return *instance;
-}
+constinit ugds::Immortal<Driver> the_driver;
+Driver& driver() { return the_driver.value; }
 
 bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
 
@@ -101,24 +100,55 @@ uGDSError_t guarded(const char* operation, Body&& body) {
   }
 }
 
+[[gnu::cold]] ssize_t refuse_negative(Opcode opcode) {
+  refuse(ugds::engine::operation_name(opcode), UGDS_INVALID_VALUE, EINVAL, "a negative offset");
+  return -EINVAL;
+}
+
 HandleId id_of(uGDSHandle_t fh) { return reinterpret_cast<std::uintptr_t>(fh); }
 
-ssize_t transfer(Opcode opcode, uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
+/// In the words of the engine: an interior pointer becomes a place in its registration. What is not registered stays
+/// empty, and the engine says so.
+inline std::uint64_t place_in(const Reference& buffer, const void* buf, off_t buf_offset) {
+  return reinterpret_cast<std::uintptr_t>(buf) - buffer.address + static_cast<std::uint64_t>(buf_offset);
+}
+
+/// Whatever is not one command that can be staged at once.
+[[gnu::cold, gnu::noinline]] ssize_t transfer_any(const Table::Use& handle, Opcode opcode, const void* buf, size_t size,
+                                                  off_t file_offset, off_t buf_offset) {
+  if (file_offset < 0 || buf_offset < 0) return refuse_negative(opcode);
+  const Reference buffer = Registry::instance().find(buf);
+  return ugds::engine::run(
+      *handle, {opcode, buffer, static_cast<std::uint64_t>(file_offset), size, place_in(buffer, buf, buf_offset)});
+}
+
+/// What is not done after some turns, or failed.
+[[gnu::cold, gnu::noinline]] ssize_t resume(const Table::Use& handle, ugds::engine::OneCommand& command, Opcode opcode,
+                                            const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
+  const Reference buffer = Registry::instance().find(buf);
+  return command.resume(
+      *handle, {opcode, buffer, static_cast<std::uint64_t>(file_offset), size, place_in(buffer, buf, buf_offset)});
+}
+
+/// Flattened: the whole path of a request that meets no obstacle is this one function.
+template <Opcode opcode>
+[[gnu::flatten]] ssize_t transfer(uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
   Table& table = Table::instance();
   const Table::Use handle(table, id_of(fh));
   if (!handle) [[unlikely]] return table.explain_stale(id_of(fh), ugds::engine::operation_name(opcode));
-  if (file_offset < 0 || buf_offset < 0) [[unlikely]] {
-    refuse(ugds::engine::operation_name(opcode), UGDS_INVALID_VALUE, EINVAL, "a negative offset");
-    return -EINVAL;
-  }
-  // The interior pointer's place in its registration. One that is not registered stays empty, and the engine says so.
-  const auto address = reinterpret_cast<std::uintptr_t>(buf);
   const Reference buffer = Registry::instance().find(buf);
-  return ugds::engine::run(*handle, {.opcode = opcode,
-                                     .buffer = buffer,
-                                     .offset = static_cast<std::uint64_t>(file_offset),
-                                     .size = size,
-                                     .buffer_offset = address - buffer.address + static_cast<std::uint64_t>(buf_offset)});
+  ugds::engine::OneCommand command;
+  // A negative file_offset is too large a number.
+  if (buf_offset < 0 || !command.start(*handle, handle.caller(), opcode, buffer, static_cast<std::uint64_t>(file_offset),
+                                       size, place_in(buffer, buf, buf_offset))) [[unlikely]] {
+    return transfer_any(handle, opcode, buf, size, file_offset, buf_offset);
+  }
+  for (unsigned turns = 0; turns < ugds::engine::kPatience; ++turns) {
+    if (!command.turn(handle->turn())) continue;
+    if (!command.failed()) [[likely]] return static_cast<ssize_t>(size);
+    break;
+  }
+  return resume(handle, command, opcode, buf, size, file_offset, buf_offset);
 }
 
 std::string uri_of(const uGDSDescr_t& descr) {
@@ -143,7 +173,6 @@ extern "C" {
 
 uGDSError_t uGDSDriverOpen(void) {
   return guarded("driver open", [] {
-    static_cast<void>(Table::instance());
     std::lock_guard guard(driver().lock);
     ++driver().opened;
     return answer(UGDS_SUCCESS);
@@ -262,11 +291,11 @@ uGDSError_t uGDSBufDeregister(const void* base) {
 }
 
 ssize_t uGDSRead(uGDSHandle_t fh, void* buf, size_t size, off_t file_offset, off_t buf_offset) {
-  return transfer(Opcode::read, fh, buf, size, file_offset, buf_offset);
+  return transfer<Opcode::read>(fh, buf, size, file_offset, buf_offset);
 }
 
 ssize_t uGDSWrite(uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
-  return transfer(Opcode::write, fh, buf, size, file_offset, buf_offset);
+  return transfer<Opcode::write>(fh, buf, size, file_offset, buf_offset);
 }
 
 ssize_t uGDSFlush(uGDSHandle_t fh) {

@@ -96,7 +96,7 @@ void Bringup::enable() {
   shadow_in_use_ = false;
   if (!admin_) {
     admin_ = std::make_unique<queue::QueuePair>(
-        device_, queue::Shape{.id = 0, .depth = kAdminDepth, .page_size = page_size_, .list_pages = 0},
+        device_, queue::Shape{.id = 0, .depth = kAdminDepth, .completion_depth = kAdminDepth, .page_size = page_size_, .list_pages = 0},
         queue::Doorbell(device_, nvme::submission_doorbell(0, stride)),
         queue::Doorbell(device_, nvme::completion_doorbell(0, stride)));
     page_ = device::DmaMemory(device_, Bytes(page_size_), true);
@@ -143,11 +143,11 @@ bool Bringup::shut_down() noexcept {
 
 Answer Bringup::execute(const nvme::SubmissionEntry& command, std::uint64_t deadline_ns) {
   std::lock_guard guard(admin_lock_);
-  nvme::SubmissionEntry entry = command;
   queue::Request request;
   request.complete_when_idle = true;
   if (!admin_->has_room(0)) return {.timed_out = true};  // earlier ones never came back
-  admin_->stage(request, entry);
+  admin_->next() = command;
+  admin_->stage(request);
   admin_->ring();
   const std::uint64_t start = monotonic_ns();
   for (unsigned round = 0;; ++round) {
@@ -296,7 +296,7 @@ std::uint32_t Bringup::negotiate_queues(std::uint32_t wanted) {
 
 void Bringup::create(const queue::QueuePair& pair) {
   setup_step("controller: create queue");
-  demand(nvme::create_completion_queue(pair.id(), pair.depth(), pair.completion_ring(), false, 0),
+  demand(nvme::create_completion_queue(pair.id(), pair.completion_depth(), pair.completion_ring(), false, 0),
          "create a completion queue");
   try {
     demand(nvme::create_submission_queue(pair.id(), pair.depth(), pair.submission_ring(), pair.id()),

@@ -49,8 +49,7 @@ Handle::Handle(const std::string& uri, const Policy& policy) : policy_(policy) {
     check(policy);
     setup_step("open: device");
     device_ = device::open(uri);
-    turn_ = device_->turn();
-    turn_context_ = device_->turn_context();
+    turn_ = Turn(*device_);
     set_up();
   } catch (Failure& failure) {
     tear_down();
@@ -70,9 +69,8 @@ void Handle::set_up() {
   controller_ = std::make_unique<Bringup>(*device_);
   controller_->enable();
   identity_ = controller_->identify(policy_.namespace_id);
-  block_shift_ = static_cast<unsigned>(std::countr_zero(identity_.block_size));
   make_queues();
-  number_ = memory::Registry::instance().attach(*device_);
+  geometry_.number = memory::Registry::instance().attach(*device_);
   bounce_ = std::make_unique<Bounce>(*this);
 }
 
@@ -82,32 +80,40 @@ void Handle::make_queues() {
   identity_.shadow_doorbells = controller_->configure_shadow_doorbells(count);
   const std::uint32_t depth = std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth,
                                        controller_->capabilities().max_queue_entries());
+  // Twice as deep where it can be: then the controller need not be told of every completion that was taken.
+  const std::uint32_t completion_depth = std::min(2 * depth, controller_->capabilities().max_queue_entries());
   // A device may state an MQES of 0; no queue of one entry can carry a command.
   if (depth < 2) fail(EOPNOTSUPP, "open", "the device's queues have a single entry", "the device is not usable");
 
-  chunk_ = static_cast<std::uint32_t>(identity_.max_transfer);
+  geometry_.capacity = identity_.capacity();
+  geometry_.block_mask = identity_.block_size - 1;
+  geometry_.namespace_id = identity_.namespace_id;
+  geometry_.block_shift = static_cast<std::uint32_t>(std::countr_zero(identity_.block_size));
+  geometry_.chunk = static_cast<std::uint32_t>(std::min(identity_.max_transfer, identity_.capacity()));
   // The worst case of a chunk: it begins just before a page's end.
-  lists_for_chunk_ = nvme::list_pages_needed(chunk_ / controller_->page_size() + 2, controller_->page_size());
-  window_ = std::clamp((depth - 1) / 2, 1u, kWindow);
-  const std::uint32_t lists = std::max(1u, std::max(std::min(kListPages, depth), lists_for_chunk_));
+  geometry_.lists = nvme::list_pages_needed(geometry_.chunk / controller_->page_size() + 2, controller_->page_size());
+  geometry_.window = std::clamp((depth - 1) / 2, 1u, kWindow);
+  const std::uint32_t lists = std::max(1u, std::max(std::min(kListPages, depth), geometry_.lists));
   auto& registry = memory::Registry::instance();
   for (std::uint32_t i = 1; i <= count; ++i) {
     const auto id = static_cast<std::uint16_t>(i);
     auto pair = std::make_unique<queue::QueuePair>(
-        *device_, queue::Shape{.id = id, .depth = depth, .page_size = controller_->page_size(), .list_pages = lists},
+        *device_, queue::Shape{.id = id, .depth = depth, .completion_depth = completion_depth, .page_size = controller_->page_size(), .list_pages = lists},
         controller_->submission_doorbell(id), controller_->completion_doorbell(id));
     queues_.reserve(count);
     registry.add_ledger(pair->ledger());
     queues_.push_back(std::move(pair));
     controller_->create(*queues_.back());
   }
+  geometry_.queues = queues_.data();
+  geometry_.queue_count = count;
 }
 
 void Handle::tear_down() {
   auto& registry = memory::Registry::instance();
   // A controller that has stopped and one that never started hold nothing.
   const bool stopped = !controller_ || (state() != State::wedged && controller_->shut_down()) || device_->reset();
-  if (number_ != ~0u) registry.detach(number_, !stopped);
+  if (geometry_.number != ~0u) registry.detach(geometry_.number, !stopped);
   if (stopped) {
     // Whatever was in flight ended with the controller.
     retire_all(nvme::make_status(nvme::StatusType::path, 0x71));

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "device/device.hpp"
 #include "engine/bring_up.hpp"
+#include "engine/idle.hpp"
 #include "engine/policy.hpp"
 #include "memory/registry.hpp"
 #include "queue/queue_pair.hpp"
@@ -45,26 +46,31 @@ class Handle {
   const Identity& identity() const { return identity_; }
   const Policy& policy() const { return policy_; }
   State state() const { return state_.load(std::memory_order_acquire); }
-  /// The number that registrations know the device by.
-  std::uint32_t number() const { return number_; }
   const std::vector<std::unique_ptr<queue::QueuePair>>& queues() const { return queues_; }
 
-  /// The block size as a power of two.
-  unsigned block_shift() const { return block_shift_; }
-  /// Bytes of one command.
-  std::uint32_t chunk() const { return chunk_; }
-  std::uint32_t window() const { return window_; }
-  std::uint32_t lists_for_chunk() const { return lists_for_chunk_; }
+  /// What every request looks at, together.
+  struct Geometry {
+    std::uint64_t capacity = 0;
+    std::uint64_t block_mask = 0;   ///< block size less one
+    std::uint32_t namespace_id = 0;
+    std::uint32_t block_shift = 0;
+    std::uint32_t chunk = 0;        ///< bytes of one command
+    std::uint32_t lists = 0;        ///< list pages that a chunk may need
+    std::uint32_t window = 1;       ///< commands that one request keeps in flight
+    std::uint32_t number = ~0u;     ///< by which registrations know the device
+    std::uint32_t queue_count = 0;
+    std::unique_ptr<queue::QueuePair>* queues = nullptr;
+  };
+  const Geometry& geometry() const { return geometry_; }
 
   /// The queue pair for the next request: the caller's own if it is idle, else the least loaded.
   queue::QueuePair& choose(std::uint32_t caller) {
-    queue::QueuePair& home = *queues_[caller % queues_.size()];
-    return home.load() == 0 || queues_.size() == 1 ? home : least_loaded();
+    queue::QueuePair& home = *geometry_.queues[caller % geometry_.queue_count];
+    return home.load() == 0 || geometry_.queue_count == 1 ? home : least_loaded();
   }
 
   /// What an empty poll turn runs, for a `pump=caller` controller; cached, so that no request asks the device.
-  device::Device::Turn turn() const { return turn_; }
-  void* turn_context() const { return turn_context_; }
+  const Turn& turn() const { return turn_; }
 
   /// Commands in flight over all queues.
   std::uint64_t in_flight() const;
@@ -106,13 +112,8 @@ class Handle {
   std::unique_ptr<Bringup> controller_;
   Identity identity_;
   std::atomic<State> state_{State::ready};
-  std::uint32_t number_ = ~0u;
-  unsigned block_shift_ = 9;
-  std::uint32_t chunk_ = 0;
-  std::uint32_t window_ = 1;
-  std::uint32_t lists_for_chunk_ = 0;
-  device::Device::Turn turn_ = nullptr;
-  void* turn_context_ = nullptr;
+  Geometry geometry_;
+  Turn turn_;
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;
   std::unique_ptr<Bounce> bounce_;
   std::mutex recovery_lock_;

@@ -5,8 +5,6 @@
 
 #include <atomic>
 
-#include "base/clock.hpp"
-
 namespace ugds::engine {
 
 namespace {
@@ -23,23 +21,16 @@ int processors() {
 
 }  // namespace
 
-void Idle::enter() {
-  counted_ = true;
-  pollers.fetch_add(1, std::memory_order_relaxed);
-}
-
 void Idle::leave() { pollers.fetch_sub(1, std::memory_order_relaxed); }
 
-bool Idle::pause() {
-  if (turn_ != nullptr) {
-    turn_(context_);
-  } else {
-    cpu_pause();
+/// Counts this thread among the pollers, and yields if there are more of them than processors. Always true.
+bool Idle::share(const Turn& turn) {
+  if (!counted_) {
+    counted_ = true;
+    pollers.fetch_add(1, std::memory_order_relaxed);
   }
-  if ((++turns_ & 63) != 0) [[likely]] return false;
-  if (!counted_) enter();
   // A controller of this process polls too, where it is not run by its callers.
-  if (pollers.load(std::memory_order_relaxed) + (turn_ == nullptr ? 1 : 0) > processors()) sched_yield();
+  if (pollers.load(std::memory_order_relaxed) + (turn.run == nullptr ? 1 : 0) > processors()) sched_yield();
   return true;
 }
 

@@ -6,29 +6,43 @@
 
 #include <cstdint>
 
+#include "base/clock.hpp"
 #include "device/device.hpp"
 
 namespace ugds::engine {
 
+/// What an empty poll turn runs for a controller that its callers run; nothing for one that runs by itself.
+struct Turn {
+  device::Device::Turn run = nullptr;
+  void* context = nullptr;
+
+  Turn() = default;
+  explicit Turn(const device::Device& device) : run(device.turn()), context(device.turn_context()) {}
+};
+
 class Idle {
  public:
-  explicit Idle(device::Device* device) : turn_(device->turn()), context_(device->turn_context()) {}
-  Idle(device::Device::Turn turn, void* context) : turn_(turn), context_(context) {}
+  Idle() = default;
   ~Idle() {
-    if (counted_) leave();
+    if (counted_) [[unlikely]] leave();
   }
   Idle(const Idle&) = delete;
   Idle& operator=(const Idle&) = delete;
 
   /// One empty poll turn. True every 64th time: look at the clock and the device now.
-  bool pause();
+  bool pause(const Turn& turn) {
+    if (turn.run != nullptr) {
+      turn.run(turn.context);
+    } else {
+      cpu_pause();
+    }
+    return (++turns_ & 63) == 0 && share(turn);
+  }
 
  private:
-  void enter();
+  bool share(const Turn& turn);
   void leave();
 
-  device::Device::Turn turn_;
-  void* context_;
   std::uint32_t turns_ = 0;
   bool counted_ = false;
 };

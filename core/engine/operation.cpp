@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "base/clock.hpp"
-#include "base/text.hpp"
+#include "engine/one_command.hpp"
 #include "nvme/status.hpp"
 
 namespace ugds::engine {
@@ -25,12 +25,11 @@ const char* operation_name(Opcode opcode) {
   return "request";
 }
 
-std::uint32_t caller_number() {
+constinit thread_local std::uint32_t this_caller = 0;
+
+std::uint32_t number_caller() {
   static std::atomic<std::uint32_t> next{0};
-  // Initial-exec: one load instead of a call. Four bytes fit into what the loader keeps for libraries opened late.
-  thread_local std::uint32_t number __attribute__((tls_model("initial-exec"))) = 0;
-  if (number == 0) [[unlikely]] number = next.fetch_add(1, std::memory_order_relaxed) + 1;
-  return number - 1;
+  return this_caller = next.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
 namespace {
@@ -38,56 +37,31 @@ namespace {
 /// How often a long wait asks whether it was interrupted.
 constexpr std::uint64_t kInterruptInterval = 20'000'000;
 
-bool has_data(Opcode opcode) { return opcode == Opcode::read || opcode == Opcode::write; }
-
 }  // namespace
 
-Operation::Operation(Handle& handle, const Transfer& transfer)
-    : handle_(handle), transfer_(transfer), idle_(handle.turn(), handle.turn_context()) {
-  if (!check()) request_.done.store(1, std::memory_order_relaxed);
-}
-
-bool Operation::check() {
+/// Says which of the rules of check() was broken, the first first.
+bool Operation::refuse_arguments() {
   const Transfer& t = transfer_;
-  if (t.opcode == Opcode::flush) {
-    transfer_.size = 0;
-    return true;
-  }
-  const std::uint64_t capacity = handle_.identity().capacity();
-  const std::uint64_t block_mask = handle_.identity().block_size - 1;
-  if (((t.offset | t.size) & block_mask) != 0) [[unlikely]] {
+  const memory::Reference& b = t.buffer;
+  const auto number = [](std::uint64_t n) { return static_cast<unsigned long long>(n); };
+  if (((t.offset | t.size) & handle_.geometry().block_mask) != 0) {
     refuse(EINVAL, "offset and size must be multiples of the block size, %u bytes", handle_.identity().block_size);
-    return false;
+  } else if (t.offset > handle_.geometry().capacity || t.size > handle_.geometry().capacity - t.offset) {
+    refuse(ERANGE, "the range ends beyond the device, which has %llu bytes", number(handle_.geometry().capacity));
+  } else if (!b) {
+    refuse(EINVAL, "the buffer is not registered");
+    set_hint(last_error(), "register it once, before the first I/O");
+  } else if (t.buffer_offset > b.size || t.size > b.size - t.buffer_offset) {
+    refuse(EINVAL, "[%llu, +%llu) reaches beyond the registered buffer, which has %llu bytes", number(t.buffer_offset),
+           number(t.size), number(b.size));
+  } else if (((b.address + t.buffer_offset) & 3) != 0) {
+    refuse(EINVAL, "the memory does not begin at a multiple of 4 bytes");
+    set_hint(last_error(), "the controller addresses memory in dwords; align the buffer or its offset");
+  } else {
+    refuse(EACCES, "a read would write to a buffer that is registered read-only");
+    set_hint(last_error(), "register memory that can be written");
   }
-  if (t.offset > capacity || t.size > capacity - t.offset) [[unlikely]] {
-    refuse(ERANGE, "the range ends beyond the device, which has %llu bytes", static_cast<unsigned long long>(capacity));
-    return false;
-  }
-  if (has_data(t.opcode)) {
-    const memory::Reference& b = t.buffer;
-    if (!b) [[unlikely]] {
-      refuse(EINVAL, "the buffer is not registered");
-      set_hint(last_error(), "register it once, before the first I/O");
-      return false;
-    }
-    if (t.buffer_offset > b.size || t.size > b.size - t.buffer_offset) [[unlikely]] {
-      refuse(EINVAL, "[%llu, +%llu) reaches beyond the registered buffer, which has %llu bytes",
-             static_cast<unsigned long long>(t.buffer_offset), static_cast<unsigned long long>(t.size),
-             static_cast<unsigned long long>(b.size));
-      return false;
-    }
-    if (((b.address + t.buffer_offset) & 3) != 0) [[unlikely]] {
-      refuse(EINVAL, "the memory does not begin at a multiple of 4 bytes");
-      set_hint(last_error(), "the controller addresses memory in dwords; align the buffer or its offset");
-      return false;
-    }
-    if (b.readonly && t.opcode == Opcode::read) [[unlikely]] {
-      refuse(EACCES, "a read would write to a buffer that is registered read-only");
-      set_hint(last_error(), "register memory that can be written");
-      return false;
-    }
-  }
-  return t.size != 0;
+  return false;
 }
 
 void Operation::refuse(int code, const char* format, ...) {
@@ -97,98 +71,111 @@ void Operation::refuse(int code, const char* format, ...) {
   std::vsnprintf(error.cause, sizeof error.cause, format, arguments);
   va_end(arguments);
   refused_ = code;
+  if (staged_ == 0) request_.failed_at = 0;
 }
 
-/// No more pieces: a local reason, whose cause is in last_error(), stands at `staged_`.
-void Operation::stop_here(int code) {
-  refused_ = code;
+/// No more pieces: a reason of ours, by refuse(), stands at `staged_`.
+void Operation::stop_here() {
   if (staged_ < request_.failed_at) request_.failed_at = staged_;
   if (request_.in_flight == 0) request_.done.store(1, std::memory_order_relaxed);
 }
 
-bool Operation::turn() {
-  if (done()) return true;
-  const bool all_staged = request_.complete_when_idle;
-  if (!all_staged && request_.in_flight == 0 && staged_ == 0) pair_ = &handle_.choose(caller_number());
-  if (!pair_->try_acquire()) return idle();
-  bool progress = false;
-  const State state = handle_.state();
-  if (!all_staged && state == State::ready) progress = stage();
-  // What a wedged controller writes to its rings is not believed any more.
-  if (!progress && state != State::wedged) progress = pair_->reap() != 0;
-  pair_->release();
-  if (done()) return true;
-  return progress ? false : idle();
-}
-
-bool Operation::stage() {
-  queue::QueuePair& pair = *pair_;
-  if (request_.failed() || done()) return false;
-  bool staged = false;
-  if (has_data(transfer_.opcode)) [[likely]] {
-    while (staged_ < transfer_.size && request_.in_flight < handle_.window() &&
-           pair.has_room(handle_.lists_for_chunk())) {
-      if (!stage_piece(pair)) break;
-      staged = true;
-    }
-  } else if (pair.has_room(1)) {
-    staged = true;
-    if (transfer_.opcode == Opcode::flush) {
-      nvme::SubmissionEntry entry = nvme::flush(handle_.identity().namespace_id);
-      pair.stage(request_, entry);
-    } else {
-      stage_ranges(pair);
-    }
-    staged_ = transfer_.size;
-    request_.complete_when_idle = true;
+bool Operation::check() {
+  const Transfer& t = transfer_;
+  const Handle::Geometry& g = handle_.geometry();
+  const memory::Reference& b = t.buffer;
+  if (((t.offset | t.size) & g.block_mask) != 0 || t.offset > g.capacity || t.size > g.capacity - t.offset) {
+    return refuse_arguments();
   }
-  pair.ring();
-  return staged;
+  if (!has_data(t.opcode)) return t.size != 0 || t.opcode == Opcode::flush;
+  if (!b || t.buffer_offset > b.size || t.size > b.size - t.buffer_offset ||
+      ((b.address + t.buffer_offset) & 3) != 0 || (t.opcode == Opcode::read && b.readonly)) {
+    return refuse_arguments();
+  }
+  return t.size != 0;
 }
 
+/// The next command of a read or write. False: it could not be staged.
 bool Operation::stage_piece(queue::QueuePair& pair) {
   const Transfer& t = transfer_;
-  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(t.size - staged_, handle_.chunk()));
-  const memory::Hold hold = memory::hold(pair.ledger(), t.buffer);
-  if (hold != memory::Hold::held) [[unlikely]] {
-    if (hold == memory::Hold::closing) return false;  // soon it is closed, or not
-    refuse(ESTALE, "the registration is closed");
-    set_hint(last_error(), "register the buffer again");
-    stop_here(ESTALE);
-    return false;
-  }
-  const std::uint64_t* pages = t.buffer.registration->pages(handle_.number());
-  if (pages == nullptr) [[unlikely]] {
-    pair.ledger().remove(t.buffer.registration->index());
-    refuse(ENXIO, "the buffer is not mapped to this device");
-    set_hint(last_error(), "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
-    stop_here(ENXIO);
-    return false;
-  }
-  const unsigned shift = handle_.block_shift();
-  nvme::SubmissionEntry entry =
-      nvme::block_command(t.opcode, handle_.identity().namespace_id, Lba((t.offset + staged_) >> shift), bytes >> shift,
-                          t.durable ? nvme::kForceUnitAccess : 0);
-  pair.stage_data(request_, entry, t.buffer.registration->index(),
-                  {pages, t.buffer.page_offset() + t.buffer_offset + staged_}, staged_, bytes);
+  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(t.size - staged_, handle_.geometry().chunk));
+  const Staged staged = stage_command(handle_, pair, request_, t.opcode, t.buffer, t.buffer_offset + staged_,
+                                      t.offset + staged_, staged_, bytes, t.durable ? nvme::kForceUnitAccess : 0);
+  if (staged != Staged::yes) return refuse_piece(staged);
+  if (staged_ != 0) pair.count_continued();
   staged_ += bytes;
   request_.complete_when_idle = staged_ == t.size;
   return true;
 }
 
-void Operation::stage_ranges(queue::QueuePair& pair) {
-  // One range holds 32 bits of blocks; what one command cannot, the caller cut off (discard()).
-  const unsigned shift = handle_.block_shift();
-  nvme::SubmissionEntry entry =
-      nvme::dataset_management(handle_.identity().namespace_id, 1, nvme::kDsmDeallocate, Iova(0));
-  std::uint64_t* range = pair.stage_with_page(request_, entry);
-  range[0] = (transfer_.size >> shift) << 32;  // attributes 0 in the lower half
-  range[1] = transfer_.offset >> shift;
+bool Operation::refuse_piece(Staged staged) {
+  if (staged == Staged::closing) return false;  // soon it is closed, or not
+  if (staged == Staged::stale) {
+    refuse(ESTALE, "the registration is closed");
+    set_hint(last_error(), "register the buffer again");
+  } else {
+    refuse(ENXIO, "the buffer is not mapped to this device");
+    set_hint(last_error(), "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
+  }
+  stop_here();
+  return false;
 }
 
-bool Operation::idle() {
-  if (!idle_.pause()) [[likely]] return false;
-  return attend();
+/// Under ownership, with the state checked: stages what there is room for. Whether anything was.
+bool Operation::stage(queue::QueuePair& pair) {
+  const Handle::Geometry& g = handle_.geometry();
+  bool staged = false;
+  if (has_data(transfer_.opcode)) {
+    while (request_.in_flight < g.window && pair.has_room(g.lists) && stage_piece(pair)) {
+      staged = true;
+      if (request_.complete_when_idle) break;
+    }
+  } else if (pair.has_room(1)) {
+    stage_other(pair);
+    staged = true;
+  }
+  pair.ring();
+  return staged;
+}
+
+/// A turn while pieces are left to stage. True: done.
+bool Operation::submit() {
+  if (staged_ == 0 && request_.in_flight == 0) pair_ = &handle_.choose(caller_number());
+  queue::QueuePair& pair = *pair_;
+  if (pair.try_acquire()) {
+    bool progress = handle_.state() == State::ready && !request_.failed() && stage(pair);
+    if (!progress) progress = pair.reap() != 0;
+    pair.release();
+    if (progress) return false;
+  }
+  return done() || (idle_.pause(handle_.turn()) && attend());
+}
+
+/// A turn when every piece is staged: reaps for everyone. True: done.
+bool Operation::wait() {
+  queue::QueuePair& pair = *pair_;
+  if (pair.try_acquire()) {
+    pair.reap();
+    pair.release();
+  }
+  return done() || (idle_.pause(handle_.turn()) && attend());
+}
+
+/// Flush, and the one range of a Dataset Management command.
+void Operation::stage_other(queue::QueuePair& pair) {
+  const Handle::Geometry& g = handle_.geometry();
+  staged_ = transfer_.size;
+  request_.complete_when_idle = true;
+  if (transfer_.opcode == Opcode::flush) {
+    pair.next() = nvme::flush(g.namespace_id);
+    pair.stage(request_);
+    return;
+  }
+  pair.next() = nvme::dataset_management(g.namespace_id, 1, nvme::kDsmDeallocate, Iova(0));
+  // One range holds 32 bits of blocks; what one command cannot, the caller cut off (discard()).
+  std::uint64_t* range = pair.stage_with_page(request_);
+  range[0] = (transfer_.size >> g.block_shift) << 32;  // attributes 0 in the lower half
+  range[1] = transfer_.offset >> g.block_shift;
 }
 
 /// Every 64th empty turn: the clock, the device, the deadline.
@@ -205,7 +192,10 @@ bool Operation::attend() {
   }
   if (state == State::recovering) return done();
   if (state != State::ready) {
-    if (request_.in_flight == 0 && !done()) stop_here(EIO);
+    if (request_.in_flight == 0 && !done()) {
+      refused_ = EIO;
+      stop_here();
+    }
     return done();
   }
   const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
@@ -213,7 +203,7 @@ bool Operation::attend() {
     // Never submitted: the queues were busy with others' requests for all that time.
     if (!done() && now - begun_ > limit) {
       refuse(ETIMEDOUT, "no queue had room within the deadline");
-      stop_here(ETIMEDOUT);
+      stop_here();
     }
     return done();
   }
@@ -230,7 +220,7 @@ bool Operation::attend() {
 
 void Operation::abandon() {
   if (pair_ != nullptr && !done()) {
-    while (!pair_->try_acquire()) idle_.pause();
+    while (!pair_->try_acquire()) idle_.pause(handle_.turn());
     if (!done()) {
       pair_->orphan(request_);
       if (refused_ == 0) refused_ = ECANCELED;
@@ -239,11 +229,6 @@ void Operation::abandon() {
     }
     pair_->release();
   }
-}
-
-std::int64_t Operation::result() {
-  if (refused_ == 0 && !request_.failed()) [[likely]] return static_cast<std::int64_t>(transfer_.size);
-  return explain();
 }
 
 std::int64_t Operation::explain() {
@@ -290,16 +275,11 @@ std::int64_t Operation::explain() {
 }
 
 std::int64_t finish(Operation& operation, const Interrupt& interrupt) {
-  if (interrupt.asked == nullptr) {
-    while (!operation.turn()) {
-    }
-    return operation.result();
-  }
   const std::uint64_t interval = ns_to_ticks(kInterruptInterval);
   std::uint64_t last = ticks();
   while (!operation.turn()) {
     const std::uint64_t now = ticks();
-    if (now - last < interval) continue;
+    if (interrupt.asked == nullptr || now - last < interval) continue;
     last = now;
     if (!interrupt.asked(interrupt.context)) continue;
     operation.abandon();
@@ -309,8 +289,20 @@ std::int64_t finish(Operation& operation, const Interrupt& interrupt) {
   return operation.result();
 }
 
+std::int64_t run(Handle& handle, const Transfer& transfer) {
+  Operation operation(handle, transfer);
+  while (!operation.turn()) {
+  }
+  return operation.result();
+}
+
 std::int64_t run(Handle& handle, const Transfer& transfer, const Interrupt& interrupt) {
   Operation operation(handle, transfer);
+  return finish(operation, interrupt);
+}
+
+std::int64_t OneCommand::resume(Handle& handle, const Transfer& transfer, const Interrupt& interrupt) {
+  Operation operation(handle, transfer, *pair_, request_);
   return finish(operation, interrupt);
 }
 
@@ -332,7 +324,7 @@ std::int64_t discard(Handle& handle, std::uint64_t offset, std::uint64_t size, c
     whole.abandon();
   }
   // The most that one range holds, in whole blocks.
-  const std::uint64_t most = std::uint64_t{0x80000000u} << handle.block_shift();
+  const std::uint64_t most = std::uint64_t{0x80000000u} << handle.geometry().block_shift;
   for (std::uint64_t done = 0; done < size; done += transfer.size) {
     transfer.offset = offset + done;
     transfer.size = std::min(most, size - done);

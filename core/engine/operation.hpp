@@ -32,51 +32,97 @@ struct Transfer {
 /// "read", "write", "flush", "discard".
 const char* operation_name(nvme::Opcode opcode);
 
-/// A small number for the calling thread, for spreading threads over queue pairs.
-std::uint32_t caller_number();
+/// A small number for the calling thread, from 1; 0 until it is given one. Initial-exec: one load instead of a call, and
+/// four bytes fit into what the loader keeps for libraries that are opened late.
+extern constinit thread_local std::uint32_t this_caller __attribute__((tls_model("initial-exec")));
+std::uint32_t number_caller();
+
+/// For spreading threads over queue pairs and counters.
+inline std::uint32_t caller_number() { return this_caller != 0 ? this_caller : number_caller(); }
+
+/// What became of one command of a read or write.
+enum class Staged : std::uint8_t {
+  yes,
+  closing,   ///< its registration is being closed: try again shortly
+  stale,     ///< its registration is closed
+  unmapped,  ///< its registration is not mapped to this device
+};
+
+/// Stages one command of `opcode` over `bytes` of a registration from `in_buffer`, for the blocks at `position`. The caller
+/// owns the queue pair, which has room, and has checked the ranges and the handle's state. `offset` is the place in the
+/// request. This is the one place where commands that move data are made.
+inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Request& request, nvme::Opcode opcode,
+                            const memory::Reference& buffer, std::uint64_t in_buffer, std::uint64_t position,
+                            std::uint64_t offset, std::uint32_t bytes, std::uint32_t control) {
+  const Handle::Geometry& g = handle.geometry();
+  const memory::Hold hold = memory::hold(pair.ledger(), buffer);
+  if (hold != memory::Hold::held) [[unlikely]] return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
+  const std::uint32_t registration = buffer.registration->index();
+  const std::uint64_t* pages = buffer.registration->pages(g.number);
+  if (pages == nullptr) [[unlikely]] {
+    pair.ledger().remove(registration);
+    return Staged::unmapped;
+  }
+  pair.next() = nvme::block_command(opcode, g.namespace_id, Lba(position >> g.block_shift), bytes >> g.block_shift, control);
+  pair.stage_data(request, opcode == nvme::Opcode::write, registration, {pages, buffer.page_offset() + in_buffer}, offset, bytes);
+  return Staged::yes;
+}
 
 class Operation {
  public:
-  /// Checks the arguments; on a bad one the operation is done at once.
-  Operation(Handle& handle, const Transfer& transfer);
+  /// Checks the arguments; on a bad one the operation is done at once. The transfer outlives the operation.
+  Operation(Handle& handle, const Transfer& transfer) : handle_(handle), transfer_(transfer), request_(own_request_) {
+    if (!check()) request_.done.store(1, std::memory_order_relaxed);
+  }
+  /// Goes on with a request whose only command was staged on `pair` (one_command.hpp).
+  Operation(Handle& handle, const Transfer& transfer, queue::QueuePair& pair, queue::Request& request)
+      : handle_(handle), transfer_(transfer), request_(request), pair_(&pair), staged_(transfer.size) {}
   /// Abandons what is still in flight.
   ~Operation() {
-    if (!done()) abandon();
+    if (!done()) [[unlikely]] abandon();
   }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
   bool done() const { return request_.done.load(std::memory_order_acquire) != 0; }
   /// One poll turn: stages what there is room for, or reaps for everyone, or idles. True: done.
-  bool turn();
+  bool turn() { return done() || (request_.complete_when_idle ? wait() : submit()); }
   /// Bytes transferred, or -errno with last_error() filled. Only when done.
-  std::int64_t result();
+  std::int64_t result() {
+    if (!request_.failed()) [[likely]] return static_cast<std::int64_t>(transfer_.size);
+    return explain();
+  }
   /// Lets go of the request: its commands run on and keep their memory held until they retire. Then it is done.
-  void abandon();
-
-  const Transfer& transfer() const { return transfer_; }
+  [[gnu::cold]] void abandon();
 
  private:
+  static constexpr bool has_data(nvme::Opcode o) { return o == nvme::Opcode::read || o == nvme::Opcode::write; }
+
   bool check();
-  bool stage();
+  bool submit();
+  bool wait();
+  bool stage(queue::QueuePair& pair);
   bool stage_piece(queue::QueuePair& pair);
-  void stage_ranges(queue::QueuePair& pair);
-  bool idle();
-  bool attend();
-  void refuse(int code, const char* cause_format, ...) __attribute__((format(printf, 3, 4)));
-  void stop_here(int code);
-  std::int64_t explain();
+  // Cold.
+  [[gnu::cold]] bool refuse_arguments();
+  [[gnu::cold]] bool refuse_piece(Staged staged);
+  [[gnu::cold]] void stage_other(queue::QueuePair& pair);
+  [[gnu::cold]] bool attend();
+  [[gnu::cold]] void refuse(int code, const char* cause_format, ...) __attribute__((format(printf, 3, 4)));
+  [[gnu::cold]] void stop_here();
+  [[gnu::cold]] std::int64_t explain();
 
   Handle& handle_;
+  const Transfer& transfer_;
+  queue::Request own_request_;
+  queue::Request& request_;
   queue::QueuePair* pair_ = nullptr;  ///< fixed once a command is in flight
   std::uint64_t staged_ = 0;          ///< bytes
-  Transfer transfer_;
-  queue::Request request_;
   Idle idle_;
+  bool expired_ = false;              ///< a command of this request was overdue
+  int refused_ = 0;                   ///< an errno of ours; the cause is in last_error()
   std::uint64_t begun_ = 0;           ///< ticks at the first look at the clock
   std::uint64_t looked_ = 0;
-  int refused_ = 0;                   ///< an errno of ours; the cause is in last_error()
-  bool expired_ = false;              ///< a command of this request was overdue
 };
 
 /// Asked now and then by a long wait, in the waiting thread; true ends the wait and abandons the request.
@@ -85,9 +131,10 @@ struct Interrupt {
   void* context = nullptr;
 };
 
-/// Runs a transfer to its end, in the calling thread. Bytes, or -errno with last_error() filled; -EINTR where
-/// `interrupt` ended it. Thread-safe.
-std::int64_t run(Handle& handle, const Transfer& transfer, const Interrupt& interrupt = {});
+/// Runs a transfer to its end, in the calling thread. Bytes, or -errno with last_error() filled. Thread-safe.
+std::int64_t run(Handle& handle, const Transfer& transfer);
+/// The same; -EINTR where `interrupt` ended it.
+std::int64_t run(Handle& handle, const Transfer& transfer, const Interrupt& interrupt);
 /// Goes on with an operation until it is done.
 std::int64_t finish(Operation& operation, const Interrupt& interrupt);
 

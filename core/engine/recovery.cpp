@@ -34,8 +34,8 @@ void Handle::set_state(State state, const char* why) {
 void Handle::acquire_all() {
   // Owners hold a queue pair only for a bounded moment, so this ends.
   for (auto& pair : queues_) {
-    Idle idle(device_.get());
-    while (!pair->try_acquire()) idle.pause();
+    Idle idle;
+    while (!pair->try_acquire()) idle.pause(turn_);
   }
 }
 
@@ -90,8 +90,8 @@ void Handle::recover_broken(const char* why) {
 
 bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged) {
   const auto in_flight = [&] {
-    Idle idle(device_.get());
-    while (!pair.try_acquire()) idle.pause();
+    Idle idle;
+    while (!pair.try_acquire()) idle.pause(turn_);
     pair.reap();
     const bool still = pair.is_in_flight(cid, staged);
     pair.release();
@@ -102,10 +102,10 @@ bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uin
   if (answer.timed_out || answer.status != 0 || pair.distrusted()) return false;
   // "Aborted" is no proof that the data has stopped: the command's own completion is.
   const std::uint64_t start = monotonic_ns();
-  Idle idle(device_.get());
+  Idle idle;
   while (in_flight()) {
     if (monotonic_ns() - start > (nvme::was_aborted(answer.result) ? kAbortedGrace : kAbortedGrace / 10)) return false;
-    idle.pause();
+    idle.pause(turn_);
   }
   return true;
 }
@@ -114,6 +114,7 @@ bool Handle::reset_and_restart() {
   acquire_all();
   const bool stopped = controller_->disable() || device_->reset();
   if (!stopped) {
+    for (auto& pair : queues_) pair->disbelieve();
     set_state(State::wedged, "the controller could not be stopped: it may still write to the memory of its commands");
   } else if (controller_->gone()) {
     retire_all(kAbortedByHost);
@@ -160,7 +161,7 @@ bool Handle::force_stop() {
 
 bool Handle::drain(std::uint64_t limit_ns) {
   const std::uint64_t start = monotonic_ns();
-  Idle idle(device_.get());
+  Idle idle;
   for (unsigned round = 0; in_flight() != 0; ++round) {
     for (auto& pair : queues_) {
       if (!pair->try_acquire()) continue;
@@ -171,7 +172,7 @@ bool Handle::drain(std::uint64_t limit_ns) {
       check_controller();
       if (monotonic_ns() - start > limit_ns) return in_flight() == 0;
     }
-    idle.pause();
+    idle.pause(turn_);
   }
   return true;
 }

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <ctime>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
@@ -10,18 +11,15 @@
 
 namespace ugds::engine {
 
-Table& Table::instance() {
-  static Table* const table = new Table;  // NOLINT: never destroyed, so that late callers find it
-  return *table;
-}
+constinit Immortal<Table> table;
 
-Table::Table() {
-  static_cast<void>(memory::Registry::instance());  // its fork hooks come first
+void Table::prepare_for_fork() {
+  if (std::exchange(fork_hooks_, true)) return;
   on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
            [] {
              Table& self = instance();
              for (Slot& slot : self.slots_) {
-               slot.id.store(0);
+               slot.id.store(self.nobody(slot));
                slot.handle = nullptr;
                slot.reserved = false;
                for (auto& stripe : slot.users) stripe.count.store(0);
@@ -36,9 +34,10 @@ HandleId Table::open(const std::string& uri, const Policy& policy) {
   HandleId id = 0;
   {
     std::lock_guard guard(lock_);
+    prepare_for_fork();
     for (std::uint32_t i = 0; i < kSlots && slot == nullptr; ++i) {
       Slot& candidate = slots_[(next_ + i) % kSlots];
-      if (candidate.reserved || candidate.id.load(std::memory_order_relaxed) != 0) continue;
+      if (candidate.reserved || candidate.handle != nullptr) continue;
       next_ += i;
       slot = &candidate;
     }
@@ -47,10 +46,12 @@ HandleId Table::open(const std::string& uri, const Policy& policy) {
     }
     id = next_++;
     slot->reserved = true;
+    slot->id.store(nobody(*slot));
   }
+  std::unique_ptr<Handle> handle;
   try {
     setup_step("open: handle");
-    slot->handle = std::make_unique<Handle>(uri, policy).release();
+    handle = std::make_unique<Handle>(uri, policy);
   } catch (...) {
     std::lock_guard guard(lock_);
     slot->reserved = false;
@@ -58,6 +59,7 @@ HandleId Table::open(const std::string& uri, const Policy& policy) {
   }
   std::lock_guard guard(lock_);
   slot->reserved = false;
+  slot->handle = handle.release();
   slot->id.store(id, std::memory_order_seq_cst);
   return id;
 }
@@ -71,7 +73,7 @@ std::uint64_t Table::users(const Slot& slot) const {
 Table::Slot* Table::reserve(HandleId id) {
   std::lock_guard guard(lock_);
   Slot& slot = slots_[id % kSlots];
-  if (id == 0 || slot.reserved || slot.id.load(std::memory_order_relaxed) != id) return nullptr;
+  if (slot.handle == nullptr || slot.reserved || slot.id.load(std::memory_order_relaxed) != id) return nullptr;
   slot.reserved = true;
   return &slot;
 }
@@ -87,7 +89,7 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
     return spent < limit_ns ? limit_ns - spent : 0;
   };
   // Nobody new comes in from here on.
-  slot->id.store(0, std::memory_order_seq_cst);
+  slot->id.store(nobody(*slot), std::memory_order_seq_cst);
   while (users(*slot) != 0 && left() != 0) {
     const timespec wait{0, 50'000};
     nanosleep(&wait, nullptr);
@@ -101,31 +103,33 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
     slot->reserved = false;
     return EBUSY;
   }
-  delete slot->handle;
-  std::lock_guard guard(lock_);
-  slot->handle = nullptr;
-  slot->reserved = false;
+  release(*slot);
   return 0;
 }
 
 void Table::abandon(HandleId id) {
   Slot* slot = reserve(id);
   if (slot == nullptr) return;
-  slot->id.store(0, std::memory_order_seq_cst);
+  slot->id.store(nobody(*slot), std::memory_order_seq_cst);
   while (users(*slot) != 0) {
     const timespec wait{0, 50'000};
     nanosleep(&wait, nullptr);
   }
-  delete slot->handle;  // stops the controller, or leaks what it may still use
-  std::lock_guard guard(lock_);
-  slot->handle = nullptr;
-  slot->reserved = false;
+  release(*slot);
 }
 
-HandleId Table::nth(std::uint32_t n) const {
+/// Stops the controller, or leaks what it may still use.
+void Table::release(Slot& slot) {
+  delete slot.handle;
+  std::lock_guard guard(lock_);
+  slot.handle = nullptr;
+  slot.reserved = false;
+}
+
+HandleId Table::nth(std::uint32_t n) {
+  std::lock_guard guard(lock_);
   for (const Slot& slot : slots_) {
-    const HandleId id = slot.id.load(std::memory_order_relaxed);
-    if (id != 0 && n-- == 0) return id;
+    if (is_open(slot) && n-- == 0) return slot.id.load(std::memory_order_relaxed);
   }
   return 0;
 }

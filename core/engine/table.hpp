@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 
+#include "base/immortal.hpp"
 #include "engine/handle.hpp"
 #include "engine/operation.hpp"
 
@@ -20,7 +21,9 @@ using HandleId = std::uint64_t;  ///< 0: none
 
 class Table {
  public:
+  /// The process's own.
   static Table& instance();
+  constexpr Table() = default;
 
   /// Opens a device. Throws Failure.
   HandleId open(const std::string& uri, const Policy& policy);
@@ -37,16 +40,19 @@ class Table {
   /// Closes whatever the state: a wedged controller's memory is leaked. For garbage collection and exit.
   void abandon(HandleId id);
   /// The identifier of the `n`-th open handle from 0, or 0; for exit and statistics.
-  HandleId nth(std::uint32_t n) const;
+  HandleId nth(std::uint32_t n);
 
   /// Counts its user in, for its lifetime. Empty if the identifier is stale.
   class Use {
    public:
-    Use(Table& table, HandleId id) : users_(&table.slots_[id % kSlots].users[caller_number() % kStripes].count) {
+    Use(Table& table, HandleId id) : caller_(caller_number()) {
       Slot& slot = table.slots_[id % kSlots];
+      users_ = &slot.users[caller_ % kStripes].count;
       // Ours: count in, then look at the identifier. Closing: mark the identifier, then look at the counts.
       users_->fetch_add(1, std::memory_order_seq_cst);
-      if (slot.id.load(std::memory_order_seq_cst) == id && id != 0) [[likely]] handle_ = slot.handle;
+      if (slot.id.load(std::memory_order_seq_cst) != id) [[unlikely]] return;
+      handle_ = slot.handle;
+      if (handle_ == nullptr) __builtin_unreachable();  // a free slot has nobody's identifier
     }
     ~Use() { users_->fetch_sub(1, std::memory_order_release); }
     Use(const Use&) = delete;
@@ -55,8 +61,11 @@ class Table {
     explicit operator bool() const { return handle_ != nullptr; }
     Handle& operator*() const { return *handle_; }
     Handle* operator->() const { return handle_; }
+    /// The calling thread's number.
+    std::uint32_t caller() const { return caller_; }
 
    private:
+    std::uint32_t caller_;
     std::atomic<std::uint32_t>* users_;
     Handle* handle_ = nullptr;
   };
@@ -66,11 +75,11 @@ class Table {
 
  private:
   static constexpr std::uint32_t kSlots = memory::kMaxDevices;
-  static constexpr std::uint32_t kStripes = 16;
+  static constexpr std::uint32_t kStripes = 8;
 
-  struct Slot {
-    alignas(64) std::atomic<HandleId> id{0};  ///< 0: free
-    Handle* handle = nullptr;
+  struct alignas(1024) Slot {
+    std::atomic<HandleId> id{0};  ///< nobody(), while it is free or being closed
+    Handle* handle = nullptr;     ///< null while it is free or being opened
     bool reserved = false;  ///< under lock_: being opened or closed
     struct alignas(64) Stripe {
       std::atomic<std::uint32_t> count{0};
@@ -78,14 +87,22 @@ class Table {
     std::array<Stripe, kStripes> users;
   };
 
-  Table();
+  /// An identifier that belongs to another slot, so that no caller's can be equal to it here.
+  HandleId nobody(const Slot& slot) const { return static_cast<HandleId>(&slot - slots_.data()) ^ 1; }
+  bool is_open(const Slot& slot) const { return slot.handle != nullptr && slot.id.load() != nobody(slot); }
+  void prepare_for_fork();
   std::uint64_t users(const Slot& slot) const;
   Slot* reserve(HandleId id);
+  void release(Slot& slot);
 
   std::mutex lock_;
+  bool fork_hooks_ = false;
   HandleId next_ = 1;
   HandleId forked_below_ = 0;
-  std::array<Slot, kSlots> slots_;
+  std::array<Slot, kSlots> slots_{{{{1}, nullptr, false, {}}}};  // an unused slot's 0 is no other slot's either; the first has nobody()
 };
+
+extern constinit Immortal<Table> table;
+inline Table& Table::instance() { return table.value; }
 
 }  // namespace ugds::engine

@@ -20,7 +20,7 @@ Bounce::Bounce(Handle& handle) {
   madvise(memory, kSize, MADV_DONTFORK);
   data_ = static_cast<std::byte*>(memory);
   try {
-    const std::uint32_t device[] = {handle.number()};
+    const std::uint32_t device[] = {handle.geometry().number};
     reference_ = memory::Registry::instance().add(memory, kSize, memory::Kind::host, false, device);
   } catch (...) {
     munmap(memory, kSize);

@@ -3,17 +3,9 @@
 
 namespace ugds::memory {
 
-// Every load of an entry is an acquire and every store a release, so that the second look at the counter cannot move
-// before them, nor the first store of a writer before its odd count.
+constinit thread_local std::size_t last_found = 0;
 
-AddressIndex::AddressIndex() {
-  arrays_.reserve(64);
-  arrays_.push_back(std::make_unique<Entry[]>(64));
-  capacity_ = 64;
-  entries_.store(arrays_.back().get(), std::memory_order_release);
-}
-
-std::size_t AddressIndex::upper_bound(const Entry* entries, std::size_t count, std::uint64_t address) const {
+std::size_t AddressIndex::upper_bound(const Entry* entries, std::size_t count, std::uint64_t address) {
   std::size_t low = 0;
   while (count > 0) {
     const std::size_t half = count / 2;
@@ -27,25 +19,10 @@ std::size_t AddressIndex::upper_bound(const Entry* entries, std::size_t count, s
   return low;
 }
 
-AddressIndex::Found AddressIndex::find(std::uint64_t address) const {
-  for (;;) {
-    const std::uint64_t before = sequence_.load(std::memory_order_acquire);
-    // The count is read before the array, and written after it: an array is never shorter than the count says.
-    const std::size_t count = count_.load(std::memory_order_acquire);
-    const Entry* entries = entries_.load(std::memory_order_acquire);
-    Found found{0, 0, 0, 0};
-    const std::size_t after = upper_bound(entries, count, address);
-    if (after != 0) {
-      const Entry& entry = entries[after - 1];
-      found.end = entry.end.load(std::memory_order_acquire);
-      if (address < found.end) {
-        found.begin = entry.begin.load(std::memory_order_acquire);
-        found.slot = entry.slot.load(std::memory_order_acquire);
-        found.generation = entry.generation.load(std::memory_order_acquire);
-      }
-    }
-    if ((before & 1) == 0 && sequence_.load(std::memory_order_relaxed) == before) return found;
-  }
+std::size_t AddressIndex::search(const Entry* entries, std::size_t count, std::uint64_t address) {
+  const std::size_t after = upper_bound(entries, count, address);
+  if (after == 0 || !entries[after - 1].holds(address)) return count;
+  return last_found = after - 1;
 }
 
 bool AddressIndex::overlaps(std::uint64_t begin, std::uint64_t end) const {
@@ -57,11 +34,13 @@ bool AddressIndex::overlaps(std::uint64_t begin, std::uint64_t end) const {
 void AddressIndex::reserve_one() {
   const std::size_t count = count_.load(std::memory_order_relaxed);
   if (count < capacity_) return;
-  auto larger = std::make_unique<Entry[]>(capacity_ * 2);
+  const std::size_t capacity = capacity_ == 0 ? 64 : 2 * capacity_;
+  arrays_.reserve(arrays_.size() + 1);
+  auto larger = std::make_unique<Entry[]>(capacity);
   const Entry* entries = entries_.load(std::memory_order_relaxed);
   for (std::size_t i = 0; i < count; ++i) copy(larger[i], entries[i]);
   arrays_.push_back(std::move(larger));
-  capacity_ *= 2;
+  capacity_ = capacity;
   begin_write();
   entries_.store(arrays_.back().get(), std::memory_order_release);
   end_write();
@@ -71,7 +50,7 @@ void AddressIndex::copy(Entry& to, const Entry& from) noexcept {
   to.begin.store(from.begin.load(std::memory_order_relaxed), std::memory_order_release);
   to.end.store(from.end.load(std::memory_order_relaxed), std::memory_order_release);
   to.generation.store(from.generation.load(std::memory_order_relaxed), std::memory_order_release);
-  to.slot.store(from.slot.load(std::memory_order_relaxed), std::memory_order_release);
+  to.tag.store(from.tag.load(std::memory_order_relaxed), std::memory_order_release);
 }
 
 void AddressIndex::begin_write() noexcept {
@@ -82,7 +61,7 @@ void AddressIndex::end_write() noexcept {
   sequence_.store(sequence_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
 }
 
-void AddressIndex::insert(std::uint64_t begin, std::uint64_t end, std::uint32_t slot,
+void AddressIndex::insert(std::uint64_t begin, std::uint64_t end, std::uint64_t tag,
                           std::uint64_t generation) noexcept {
   Entry* entries = entries_.load(std::memory_order_relaxed);
   const std::size_t count = count_.load(std::memory_order_relaxed);
@@ -92,7 +71,7 @@ void AddressIndex::insert(std::uint64_t begin, std::uint64_t end, std::uint32_t 
   entries[at].begin.store(begin, std::memory_order_release);
   entries[at].end.store(end, std::memory_order_release);
   entries[at].generation.store(generation, std::memory_order_release);
-  entries[at].slot.store(slot, std::memory_order_release);
+  entries[at].tag.store(tag, std::memory_order_release);
   count_.store(count + 1, std::memory_order_release);
   end_write();
 }

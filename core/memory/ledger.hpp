@@ -14,6 +14,9 @@ inline constexpr std::uint32_t kMaxRegistrations = 65536;
 
 class Ledger {
  public:
+  /// The number of a count that nobody sums, for commands that hold no registration.
+  static constexpr std::uint32_t kNone = kMaxRegistrations;
+
   /// Reserves address space for all registrations; pages are touched as they are used. Throws Failure(ENOMEM).
   Ledger();
   ~Ledger();

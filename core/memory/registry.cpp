@@ -31,12 +31,10 @@ const char* route_name(Route route) {
   return "unknown";
 }
 
-Registry& Registry::instance() {
-  static Registry* const registry = new Registry;  // NOLINT: never destroyed, on purpose
-  return *registry;
-}
+constinit Immortal<Registry> registry;
 
-Registry::Registry() {
+void Registry::reserve_slots() {
+  if (slots_ != nullptr) return;
   // All-zero bytes are a free slot: a page of them is made by the kernel when one is first used.
   void* memory = mmap(nullptr, kMaxRegistrations * sizeof(Registration), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -85,6 +83,7 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   setup_step("register: index");
   index_.reserve_one();
   setup_step("register: slot");
+  reserve_slots();
   const std::uint32_t at = take_slot();
   Registration& r = slots_[at];
   r.address_ = static_cast<std::byte*>(address);
@@ -104,7 +103,7 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   }
   const std::uint64_t generation = next_generation_++;
   r.generation_.store(generation, std::memory_order_release);
-  index_.insert(begin, begin + size, at | (readonly ? kReadonly : 0), generation);
+  index_.insert(begin, begin + size, reinterpret_cast<std::uintptr_t>(&r) | (readonly ? kReadonly : 0), generation);
   ++open_;
   return {&r, generation, begin, size, readonly};
 }
@@ -170,6 +169,7 @@ int Registry::close_locked(const Reference& reference) {
 std::uint32_t Registry::attach(device::Device& device) {
   std::lock_guard guard(lock_);
   setup_step("attach");
+  reserve_slots();
   const auto free = std::find(devices_.begin(), devices_.end(), nullptr);
   if (free == devices_.end()) {
     fail(EMFILE, "open", "64 devices are open in this process, which is the most", "close one that is not needed");

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/fence.hpp"
+#include "base/immortal.hpp"
 #include "base/units.hpp"
 #include "device/device.hpp"
 #include "memory/address_index.hpp"
@@ -96,8 +97,9 @@ inline Hold hold(Ledger& ledger, const Reference& reference) {
 
 class Registry {
  public:
-  /// The process's own. Never destroyed: requests that outlive everything else still find it.
+  /// The process's own.
   static Registry& instance();
+  constexpr Registry() = default;
 
   /// Registers [address, address + size) and maps it to every open device, or to those in `devices` (by number) if any
   /// is given. All or nothing. Throws Failure: EINVAL (empty, wraps), EEXIST (overlaps a registered range), ENOSPC (too
@@ -116,10 +118,9 @@ class Registry {
 
   /// The registration that contains `address`, or an empty reference. Lock-free.
   Reference find(const void* address) const {
-    const auto found = index_.find(reinterpret_cast<std::uintptr_t>(address));
-    if (found.generation == 0) return {};
-    return {slot(found.slot & ~kReadonly), found.generation, found.begin, found.end - found.begin,
-            (found.slot & kReadonly) != 0};
+    const AddressIndex::Found found = index_.find(reinterpret_cast<std::uintptr_t>(address));
+    return {reinterpret_cast<Registration*>(found.tag & ~kReadonly), found.generation, found.begin,
+            found.end - found.begin, (found.tag & kReadonly) != 0};
   }
 
   /// Makes an open device known: it gets a number below kMaxDevices, and every registration made for all devices is
@@ -136,11 +137,10 @@ class Registry {
   std::uint64_t open_registrations();
 
  private:
-  /// Beside the slot's number in the index.
-  static constexpr std::uint32_t kReadonly = 0x80000000u;
+  /// Beside the slot's address in the index.
+  static constexpr std::uint64_t kReadonly = 1;
 
-  Registry();
-  Registration* slot(std::uint32_t index) const { return slots_ + index; }
+  void reserve_slots();
   std::uint32_t take_slot();
   void map_to(Registration& registration, std::uint32_t device);
   void unmap_from(Registration& registration, std::uint32_t device);
@@ -149,7 +149,7 @@ class Registry {
   int close_locked(const Reference& reference);
 
   std::mutex lock_;
-  Registration* slots_;
+  Registration* slots_ = nullptr;
   std::uint32_t used_ = 0;
   std::vector<std::uint32_t> free_;
   std::uint64_t next_generation_ = 1;
@@ -158,5 +158,8 @@ class Registry {
   std::vector<Ledger*> ledgers_;
   AddressIndex index_;
 };
+
+extern constinit Immortal<Registry> registry;
+inline Registry& Registry::instance() { return registry.value; }
 
 }  // namespace ugds::memory

@@ -195,10 +195,10 @@ nb::list queue_stats(const PyDevice& device) {
     nb::dict row;
     row["queue"] = pair->id();
     row["depth"] = pair->depth();
-    row["requests"] = s.requests.get();
-    row["read_bytes"] = s.read_bytes.get();
-    row["write_bytes"] = s.write_bytes.get();
-    row["commands"] = s.commands.get();
+    row["requests"] = s.requests();
+    row["read_bytes"] = s.bytes[0].get();
+    row["write_bytes"] = s.bytes[1].get();
+    row["commands"] = s.commands();
     row["doorbells"] = s.doorbells.get();
     row["errors"] = s.errors.get();
     row["in_flight"] = pair->load();

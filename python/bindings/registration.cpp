@@ -139,7 +139,7 @@ std::vector<std::uint32_t> numbers_of(const std::optional<std::vector<nb::object
       table.explain_stale(device.id, "register");
       raise_last();
     }
-    numbers.push_back(handle->number());
+    numbers.push_back(handle->geometry().number);
   }
   return numbers;
 }

@@ -28,7 +28,7 @@ struct Rig {
   std::uint32_t fetched = 0, posted = 0, phase = 1;
 
   explicit Rig(std::uint32_t entries, std::uint32_t lists = 8)
-      : pair(device, {.id = 1, .depth = entries, .page_size = 4096, .list_pages = lists},
+      : pair(device, {.id = 1, .depth = entries, .completion_depth = entries, .page_size = 4096, .list_pages = lists},
              queue::Doorbell(device, kSubmission), queue::Doorbell(device, kCompletion)),
         depth(entries) {}
 
@@ -53,8 +53,8 @@ struct Rig {
     }
   }
   void stage(Request& request) {
-    nvme::SubmissionEntry e = nvme::flush(1);
-    pair.stage(request, e);
+    pair.next() = nvme::flush(1);
+    pair.stage(request);
   }
 };
 
@@ -150,9 +150,9 @@ TEST_CASE("the failure at the lowest offset is the request's, whatever the order
   auto* base = reinterpret_cast<std::byte*>(align_down(reinterpret_cast<std::uintptr_t>(buffer.data()), 4096));
   device.map(base, Bytes(5 * 4096), device::Access::read_write, pages.get());
   for (std::uint64_t i = 0; i < 4; ++i) {
-    nvme::SubmissionEntry e = nvme::block_command(nvme::Opcode::read, 1, Lba(i), 1);
+    rig.pair.next() = nvme::block_command(nvme::Opcode::read, 1, Lba(i), 1);
     rig.pair.ledger().add(5);
-    rig.pair.stage_data(request, e, 5, {pages.get(), i * 4096}, i * 4096, 4096);
+    rig.pair.stage_data(request, false, 5, {pages.get(), i * 4096}, i * 4096, 4096);
   }
   request.complete_when_idle = true;
   rig.pair.ring();
@@ -219,8 +219,8 @@ TEST_CASE("every command owns its list pages until it retires") {
   std::vector<std::uint64_t> lists;
   for (int i = 0; i < 4; ++i) {
     REQUIRE(rig.pair.has_room(1));
-    nvme::SubmissionEntry e = nvme::block_command(nvme::Opcode::read, 1, Lba(0), 512);
-    rig.pair.stage_data(request, e, Command::kNoRegistration, {pages.get(), 0}, 0, 513 * 4096);
+    rig.pair.next() = nvme::block_command(nvme::Opcode::read, 1, Lba(0), 512);
+    rig.pair.stage_data(request, false, Command::kNoRegistration, {pages.get(), 0}, 0, 513 * 4096);
     rig.pair.ring();
     const auto fetched = rig.fetch();
     ids.push_back(fetched.cid);
@@ -247,10 +247,10 @@ TEST_CASE("an orphaned request's command still gives back what it holds") {
   {
     Request request;
     request.complete_when_idle = true;
-    nvme::SubmissionEntry e = nvme::block_command(nvme::Opcode::read, 1, Lba(0), 1);
+    rig.pair.next() = nvme::block_command(nvme::Opcode::read, 1, Lba(0), 1);
     const std::uint64_t page[] = {0x4000000000000};
     rig.pair.ledger().add(3);
-    rig.pair.stage_data(request, e, 3, {page, 0}, 0, 4096);
+    rig.pair.stage_data(request, false, 3, {page, 0}, 0, 4096);
     rig.pair.ring();
     cid = rig.fetch().cid;
     rig.pair.orphan(request);
