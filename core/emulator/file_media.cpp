@@ -36,7 +36,12 @@ class Descriptor {
 
 class PlainFile final : public Media {
  public:
-  explicit PlainFile(Descriptor file) : file_(std::move(file)) {}
+  /// `made`: the path of a file that was made for this, and that is removed again unless it is kept.
+  PlainFile(Descriptor file, std::string made) : file_(std::move(file)), made_(std::move(made)) {}
+  ~PlainFile() override {
+    if (!made_.empty()) ::unlink(made_.c_str());
+  }
+  void keep() noexcept override { made_.clear(); }
 
   int read(std::uint64_t at, void* out, std::uint64_t bytes) override {
     auto* to = static_cast<std::byte*>(out);
@@ -98,6 +103,7 @@ class PlainFile final : public Media {
 
  private:
   Descriptor file_;
+  std::string made_;
 };
 
 [[noreturn]] void refuse(int code, const std::string& path, const std::string& why, const std::string& hint) {
@@ -117,31 +123,20 @@ FileMedia open_file_media(const std::string& path, std::uint64_t wanted) {
     created = fd >= 0;
   }
   if (fd < 0) refuse(errno, path, std::strerror(errno), "");
-  Descriptor file(fd);
-  auto undo = [&] {
-    if (created) ::unlink(path.c_str());
-  };
+  auto media = std::make_unique<PlainFile>(Descriptor(fd), created ? path : "");
+  setup_step("emulator: image");
   struct stat s;
   if (::fstat(fd, &s) != 0) refuse(errno, path, std::strerror(errno), "");
   if (!S_ISREG(s.st_mode)) refuse(EINVAL, path, "is not a plain file", "use file: for a block device");
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0)
     refuse(EBUSY, path, "is open as an emulated controller already", "share one controller's data by ?name=");
-  std::uint64_t bytes = static_cast<std::uint64_t>(s.st_size);
+  auto bytes = static_cast<std::uint64_t>(s.st_size);
   if (bytes == 0 && wanted != 0) {
-    if (::ftruncate(fd, static_cast<off_t>(wanted)) != 0) {
-      const int error = errno;
-      undo();
-      refuse(error, path, std::string("cannot be made that large: ") + std::strerror(error), "");
-    }
+    if (::ftruncate(fd, static_cast<off_t>(wanted)) != 0)
+      refuse(errno, path, std::string("cannot be made that large: ") + std::strerror(errno), "");
     bytes = wanted;
   }
-  try {
-    setup_step("emulator: image");
-    return {std::make_unique<PlainFile>(std::move(file)), bytes};
-  } catch (...) {
-    undo();
-    throw;
-  }
+  return {std::move(media), bytes};
 }
 
 }  // namespace ugds::emulator

@@ -24,6 +24,8 @@ class Media {
   /// The first address from `at` on that may hold something else than zeros, or `end`.
   virtual std::uint64_t next_data(std::uint64_t at, std::uint64_t end) = 0;
   virtual std::uint64_t stored_bytes() const = 0;
+  /// Set-up has succeeded: a file that it made stays. Until then it goes with its last user.
+  virtual void keep() noexcept {}
 };
 
 std::unique_ptr<Media> make_memory_media(std::uint64_t bytes);

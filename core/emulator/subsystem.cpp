@@ -163,6 +163,7 @@ SubsystemReference::SubsystemReference(const Options& options) : name_(options.n
 }
 
 void SubsystemReference::keep() noexcept {
+  subsystem_->keep();
   if (name_.empty()) return;
   std::lock_guard guard(registry().lock);
   const auto found = registry().named.find(name_);

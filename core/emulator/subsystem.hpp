@@ -36,6 +36,8 @@ class Subsystem {
   int discard(std::uint32_t nsid, std::uint64_t block, std::uint64_t blocks, bool durable);
   int flush(std::uint32_t nsid) { return cache_->flush(nsid); }
   std::uint64_t stored_bytes() const { return media_->stored_bytes(); }
+  /// A controller was opened on it. See Media::keep.
+  void keep() noexcept { media_->keep(); }
 
   /// Throws Failure(ERANGE).
   void peek(std::uint32_t nsid, std::uint64_t offset, void* out, std::uint64_t bytes);

@@ -13,20 +13,33 @@ namespace ugds::emulator {
 WriteCache::WriteCache(Media& media, const Geometry& geometry)
     : media_(media),
       geometry_(geometry),
-      per_group_(std::max<std::uint64_t>(1, 2_MiB / (std::uint64_t{geometry.lba} + geometry.metadata))) {}
+      per_group_(std::max<std::uint64_t>(1, 2_MiB / (std::uint64_t{geometry.lba} + geometry.metadata))) {
+  spare_.reserve(kMostSpare);
+}
 
 WriteCache::Group& WriteCache::group_at(std::uint32_t nsid, std::uint64_t group) {
   const auto found = groups_.find(key(nsid, group));
   if (found != groups_.end()) return found->second;
   const std::uint64_t words = (per_group_ + 63) / 64;
-  Group fresh{Reservation(per_group_ * (std::uint64_t{geometry_.lba} + geometry_.metadata), true),
-              std::vector<std::uint64_t>(words), std::vector<std::uint64_t>(words)};
+  Group fresh{{}, std::vector<std::uint64_t>(words), std::vector<std::uint64_t>(words)};
+  if (spare_.empty()) {
+    fresh.images = Reservation(per_group_ * (std::uint64_t{geometry_.lba} + geometry_.metadata), true);
+  } else {
+    fresh.images = std::move(spare_.back());
+    spare_.pop_back();
+  }
   return groups_.emplace(key(nsid, group), std::move(fresh)).first->second;
+}
+
+void WriteCache::erase(Groups::iterator from, Groups::iterator to) {
+  for (auto at = from; at != to; ++at)
+    if (spare_.size() < kMostSpare) spare_.push_back(std::move(at->second.images));
+  groups_.erase(from, to);
 }
 
 int WriteCache::keep_images(std::uint32_t nsid, std::uint64_t block, std::uint64_t blocks) {
   if ((dirty_blocks_ + blocks) * geometry_.unit() > kMostBytes) {
-    groups_.clear();
+    erase(groups_.begin(), groups_.end());
     dirty_blocks_ = 0;
   }
   const std::uint64_t end = block + blocks;
@@ -93,14 +106,14 @@ void WriteCache::forget_images(std::uint32_t nsid, std::uint64_t block, std::uin
 int WriteCache::flush(std::uint32_t nsid) {
   std::lock_guard guard(lock_);
   if (nsid == 0) {
-    groups_.clear();
+    erase(groups_.begin(), groups_.end());
     dirty_blocks_ = 0;
   } else {
     const auto from = groups_.lower_bound(key(nsid, 0)), to = groups_.lower_bound(key(nsid + 1, 0));
     for (auto at = from; at != to; ++at)
       for (std::uint64_t i = 0; i < per_group_; ++i)
         if (bit(at->second.dirty, i)) --dirty_blocks_;
-    groups_.erase(from, to);
+    erase(from, to);
   }
   return media_.sync();
 }
@@ -117,7 +130,7 @@ void WriteCache::power_cut(double survive, std::uint64_t seed) {
       if (coin >= survive) restore(group, nsid, start + i, i);
     }
   }
-  groups_.clear();
+  erase(groups_.begin(), groups_.end());
   dirty_blocks_ = 0;
 }
 

@@ -49,6 +49,10 @@ class WriteCache {
 
   static bool bit(const std::vector<std::uint64_t>& bits, std::uint64_t i) { return (bits[i / 64] >> i % 64 & 1) != 0; }
   static std::uint64_t key(std::uint32_t nsid, std::uint64_t group) { return std::uint64_t{nsid} << 56 | group; }
+  /// Flushed groups' memory, kept for the next: touching fresh memory costs more than the copy into it.
+  static constexpr std::size_t kMostSpare = 32;
+  using Groups = std::map<std::uint64_t, Group>;
+  void erase(Groups::iterator from, Groups::iterator to);
   Group& group_at(std::uint32_t nsid, std::uint64_t group);
   int keep_images(std::uint32_t nsid, std::uint64_t block, std::uint64_t blocks);
   int keep_run(Group& group, std::uint32_t nsid, std::uint64_t first, std::uint64_t count, std::uint64_t within);
@@ -59,7 +63,8 @@ class WriteCache {
   const Geometry geometry_;
   const std::uint64_t per_group_;
   std::mutex lock_;
-  std::map<std::uint64_t, Group> groups_;
+  Groups groups_;
+  std::vector<Reservation> spare_;
   std::uint64_t dirty_blocks_ = 0;
 };
 

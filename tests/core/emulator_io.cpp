@@ -254,6 +254,27 @@ TEST_CASE("emulator: a file keeps the data, is locked, and holds namespaces one 
   CHECK(failure_code("/nonexistent/image?size=1MiB") == ENOENT);
 }
 
+TEST_CASE("emulator: an opening that fails leaves no file behind, and one that exists alone") {
+  TemporaryFile file;
+  const std::string uri = file.path + "?size=1MiB&pump=caller";
+  testing::record_steps();
+  { Host h(uri); }
+  const auto steps = testing::recorded_steps();
+  CHECK(access(file.path.c_str(), F_OK) == 0);
+  for (const bool exists : {true, false}) {
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      CAPTURE(steps[i]);
+      if (!exists) unlink(file.path.c_str());
+      testing::arm_step(i);
+      CHECK_THROWS_AS(Host{uri}, Failure);
+      CHECK(testing::disarm_steps());
+      CHECK((access(file.path.c_str(), F_OK) == 0) == exists);
+      // Nothing holds the lock of the file either.
+      Host again(uri);
+    }
+  }
+}
+
 TEST_CASE("emulator: a disk that is full is an NVMe status, and what was there stays") {
   TemporaryFile file;
   auto h = ready_host(file.path + "?size=1MiB&pump=caller");
