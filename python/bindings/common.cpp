@@ -45,13 +45,15 @@ void define_errors(nb::module_& m) {
     try {
       std::rethrow_exception(pointer);
     } catch (const Failure& failure) {
-      PyErr_SetObject(error_type, instance(failure.error()).ptr());
+      set_error(failure.error());
     }
   });
 }
 
+void set_error(const Error& error) { PyErr_SetObject(error_type, instance(error).ptr()); }
+
 void raise(const Error& error) {
-  PyErr_SetObject(error_type, instance(error).ptr());
+  set_error(error);
   throw nb::python_error();
 }
 

@@ -22,6 +22,8 @@ namespace nb = nanobind;
 
 /// Makes `ugds.Error` and its translation from Failure.
 void define_errors(nb::module_& m);
+/// Sets Python's error indicator to `ugds.Error` for an error of the core.
+void set_error(const Error& error);
 /// Raises `ugds.Error` for an error of the core. Needs the interpreter lock.
 [[noreturn]] void raise(const Error& error);
 /// Raises for this thread's last error.
@@ -81,8 +83,17 @@ struct PyRegistration {
 void collect_retired();
 bool anything_retired();
 
-/// The registration that a buffer argument names: a Registration, or memory inside of one.
-memory::Reference reference_of(nb::handle buffer, const char* operation);
+/// The type of Python's Registration objects.
+extern PyTypeObject* registration_type;
+inline bool is_registration(PyObject* object) { return Py_TYPE(object) == registration_type; }
+
+/// Memory inside of a registration.
+struct View {
+  memory::Reference buffer;
+  std::uint64_t offset = 0, size = 0;
+};
+/// The registration that a buffer lies in. Raises ugds.Error (EINVAL) for one that is not registered.
+View view_of(nb::handle buffer, const char* operation);
 
 void define_registration(nb::module_& m);
 void define_device(nb::module_& m);

@@ -4,23 +4,27 @@
 // of it: dropping and taking the lock costs more than many a completion.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <iterator>
 
 #include "base/clock.hpp"
 #include "common.hpp"
+#include "engine/one_command.hpp"
 #include "engine/unaligned.hpp"
 
 namespace ugds::python {
 
 namespace {
 
-using engine::Operation;
+using engine::OneCommand;
 using engine::Table;
 using engine::Transfer;
 using nvme::Opcode;
 
 constexpr std::uint64_t kPollWithLock = 15'000;  // ns
+constexpr unsigned kTurnsWithLock = 4;           // at least: a turn may be a controller's, with `pump=caller`
 
 [[noreturn]] void raise_stale(const PyDevice& device, const char* operation) {
   Table::instance().explain_stale(device.id, operation);
@@ -28,72 +32,167 @@ constexpr std::uint64_t kPollWithLock = 15'000;  // ns
   raise_last();
 }
 
-std::int64_t run(engine::Handle& handle, const Transfer& transfer, bool read_modify_write) {
+/// A number of bytes as almost every caller gives it; anything else goes the long way.
+inline std::uint64_t bytes_argument(PyObject* value, const char* name, const char* operation) {
+  if (PyLong_CheckExact(value)) [[likely]] {
+    const unsigned long long bytes = PyLong_AsUnsignedLongLong(value);
+    if (bytes != static_cast<unsigned long long>(-1)) [[likely]] return bytes;
+    PyErr_Clear();
+  }
+  return size_argument(value, name, operation);
+}
+
+/// Where a request's bytes are in its registration, and how many there are.
+struct Range {
+  memory::Reference buffer;
+  std::uint64_t offset = 0, size = 0;
+};
+
+/// For memory that is not a Registration, but lies inside of one.
+[[gnu::cold, gnu::noinline]] Range range_in_view(PyObject* object, std::uint64_t offset, PyObject* size, const char* name) {
+  const View view = view_of(object, name);
+  if (offset > view.size) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "give a smaller one");
+  const std::uint64_t bytes = size == nullptr ? view.size - offset : bytes_argument(size, "size", name);
+  if (bytes > view.size - offset) {
+    raise_new(EINVAL, name, "the range reaches beyond the buffer that was given", "give a smaller size");
+  }
+  return {view.buffer, view.offset + offset, bytes};
+}
+
+[[noreturn, gnu::cold]] void raise_closed_registration(const char* name) {
+  raise_new(ESTALE, name, "the registration is closed", "register the buffer again");
+}
+
+inline Range range_of(PyObject* object, PyObject* offset, PyObject* size, const char* name) {
+  const std::uint64_t at = offset == nullptr ? 0 : bytes_argument(offset, "buffer_offset", name);
+  if (!is_registration(object)) [[unlikely]] return range_in_view(object, at, size, name);
+  const PyRegistration& registration = *nb::inst_ptr<PyRegistration>(object);
+  if (registration.closed) [[unlikely]] raise_closed_registration(name);
+  const std::uint64_t rest = registration.reference.size - at;  // too large a number where it wraps, and refused
+  return {registration.reference, at, size == nullptr ? rest : bytes_argument(size, "size", name)};
+}
+
+/// What is not one command that can be staged at once.
+[[gnu::cold, gnu::noinline]] std::int64_t transfer_any(engine::Handle& handle, const Transfer& transfer, bool unaligned) {
+  return without_lock([&] { return engine::run_any(handle, transfer, unaligned, python_interrupt()); });
+}
+
+/// Polls with the lock for a short while, then without it.
+inline std::int64_t wait(engine::Handle& handle, OneCommand& command, const Transfer& transfer) {
+  static const std::uint64_t patience = ns_to_ticks(kPollWithLock);
+  const std::uint64_t start = ticks();
+  for (unsigned turns = 0; turns < kTurnsWithLock || ticks() - start < patience; ++turns) {
+    if (!command.turn(handle.turn())) continue;
+    if (!command.failed()) [[likely]] return static_cast<std::int64_t>(transfer.size);
+    break;
+  }
+  return without_lock([&] { return command.resume(handle, transfer, python_interrupt()); });
+}
+
+[[noreturn, gnu::cold]] void raise_result() {
+  check_interrupt();
+  raise_last();
+}
+
+template <Opcode opcode>
+std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
+  constexpr const char* name = opcode == Opcode::read ? "read" : "write";
+  if (anything_retired()) [[unlikely]] collect_retired();
+  if (a[0] == nullptr) throw nb::type_error("missing argument: buffer");
+  const Range range = range_of(a[0], a[3], a[2] == Py_None ? nullptr : a[2], name);
+  const Transfer t{opcode, range.buffer, a[1] == nullptr ? 0 : bytes_argument(a[1], "offset", name), range.size,
+                   range.offset, opcode == Opcode::write && a[4] != nullptr && PyObject_IsTrue(a[4]) == 1};
+  const bool unaligned = opcode == Opcode::read || (a[5] != nullptr && PyObject_IsTrue(a[5]) == 1);
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) [[unlikely]] raise_stale(device, name);
+  OneCommand command;
   std::int64_t result;
-  if (!engine::is_aligned_transfer(handle, transfer)) {
-    result = without_lock([&] { return engine::run_any(handle, transfer, read_modify_write, python_interrupt()); });
+  if (!t.durable && command.start(*handle, handle.caller(), opcode, t.buffer, t.offset, t.size, t.buffer_offset)) [[likely]] {
+    result = wait(*handle, command, t);
   } else {
-    Operation operation(handle, transfer);
-    static const std::uint64_t poll = ns_to_ticks(kPollWithLock);
-    const std::uint64_t start = ticks();
-    bool done = operation.turn();
-    while (!done && ticks() - start < poll) done = operation.turn();
-    if (!done) {
-      result = without_lock([&] { return engine::finish(operation, python_interrupt()); });
-    } else {
-      result = operation.result();
-    }
+    result = transfer_any(*handle, t, unaligned);
   }
-  if (result < 0) [[unlikely]] {
-    check_interrupt();
-    raise_last();
-  }
+  if (result < 0) [[unlikely]] raise_result();
   return result;
 }
 
-std::int64_t transfer(const PyDevice& device, Opcode opcode, nb::handle buffer, nb::handle offset, nb::handle size,
-                      nb::handle buffer_offset, bool durable, bool unaligned) {
-  if (anything_retired()) [[unlikely]] collect_retired();
-  const char* name = engine::operation_name(opcode);
-  Transfer t{.opcode = opcode, .buffer = reference_of(buffer, name), .durable = durable};
-  t.offset = size_argument(offset, "offset", name);
-  t.buffer_offset = size_argument(buffer_offset, "buffer_offset", name);
-  PyRegistration* registration;
-  if (!nb::try_cast(buffer, registration)) {
-    // A view: what it covers of its registration.
-    Py_buffer view;
-    std::uint64_t address = t.buffer.address, bytes = t.buffer.size;
-    if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_ANY_CONTIGUOUS) == 0) {
-      address = reinterpret_cast<std::uintptr_t>(view.buf);
-      bytes = static_cast<std::uint64_t>(view.len);
-      PyBuffer_Release(&view);
-    } else {
-      PyErr_Clear();
+// `read` and `write` are plain methods of the C API, not nanobind's: their calls are the cost of a request in Python.
+
+constexpr const char* kNames[] = {"buffer", "offset", "size", "buffer_offset", "durable", "unaligned"};
+constexpr std::size_t kPositional = 4;
+PyObject* interned[std::size(kNames)];
+
+[[noreturn, gnu::cold]] void refuse_keyword(PyObject* keyword) {
+  throw nb::type_error(("unexpected or repeated keyword argument \"" + nb::cast<std::string>(nb::str(nb::handle(keyword))) +
+                        "\"; the arguments are buffer, offset, size, buffer_offset, and for write durable, unaligned")
+                           .c_str());
+}
+
+/// Puts `count` known arguments into `out` by name.
+inline void parse(PyObject* const* args, std::size_t positional, PyObject* keywords, std::size_t count, PyObject** out) {
+  if (positional > kPositional) [[unlikely]] throw nb::type_error("at most 4 positional arguments: buffer, offset, size, buffer_offset");
+  for (std::size_t i = 0; i < positional; ++i) out[i] = args[i];
+  if (keywords == nullptr) return;
+  const auto given = static_cast<std::size_t>(PyTuple_GET_SIZE(keywords));
+  for (std::size_t k = 0; k < given; ++k) {
+    PyObject* keyword = PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(k));
+    std::size_t i = 0;
+    while (i < count && keyword != interned[i]) ++i;
+    if (i == count) [[unlikely]] {  // a name that was made at run time
+      for (i = 0; i < count && PyUnicode_CompareWithASCIIString(keyword, kNames[i]) != 0; ++i) {
+      }
     }
-    const std::uint64_t begin = address - t.buffer.address;
-    if (t.buffer_offset > bytes) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "");
-    t.size = size.is_none() ? bytes - t.buffer_offset : size_argument(size, "size", name);
-    if (t.size > bytes - t.buffer_offset) raise_new(EINVAL, name, "the range reaches beyond the buffer that was given", "");
-    t.buffer_offset += begin;
-  } else if (size.is_none()) {
-    if (t.buffer_offset > t.buffer.size) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "");
-    t.size = t.buffer.size - t.buffer_offset;
-  } else {
-    t.size = size_argument(size, "size", name);
+    if (i == count || out[i] != nullptr) [[unlikely]] refuse_keyword(keyword);
+    out[i] = args[positional + k];
   }
-  const Table::Use handle(Table::instance(), device.id);
-  if (!handle) [[unlikely]] raise_stale(device, name);
-  return run(*handle, t, unaligned);
 }
 
-std::int64_t read(const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size,
-                  nb::handle buffer_offset) {
-  return transfer(device, Opcode::read, buffer, offset, size, buffer_offset, false, true);
+template <Opcode opcode>
+PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) noexcept {
+  try {
+    PyObject* arguments[std::size(kNames)] = {};
+    parse(args, static_cast<std::size_t>(positional), keywords, opcode == Opcode::read ? kPositional : std::size(kNames),
+          arguments);
+    return PyLong_FromLongLong(transfer<opcode>(*nb::inst_ptr<PyDevice>(self), arguments));
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const Failure& failure) {
+    set_error(failure.error());
+  } catch (const nb::builtin_exception& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
 }
 
-std::int64_t write(const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size,
-                   nb::handle buffer_offset, bool durable, bool unaligned) {
-  return transfer(device, Opcode::write, buffer, offset, size, buffer_offset, durable, unaligned);
+PyMethodDef methods[] = {
+    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&method<Opcode::read>)), METH_FASTCALL | METH_KEYWORDS,
+     "read($self, buffer, offset=0, size=None, buffer_offset=0)\n--\n\n"
+     "Reads `size` bytes at `offset` of the device into a registered buffer, at `buffer_offset`; returns `size`.\n\n"
+     "buffer: a Registration, or a view of memory inside of one. Offsets and size are bytes (an int, or text such as\n"
+     "\"1MiB\"); size defaults to the rest of the buffer. Whole blocks into memory at a multiple of 4 bytes go direct;\n"
+     "other edges go through a buffer of ours.\n\n"
+     "Raises `ugds.Error`: EINVAL (arguments, buffer not registered), ERANGE (beyond the device), EACCES (read-only\n"
+     "buffer), EIO and others by NVMe status, ETIMEDOUT, ENODEV, EBADF (closed). Thread-safe. The interpreter lock is\n"
+     "released where the wait is longer than some 15 microseconds; Ctrl-C ends it."},
+    {"write", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&method<Opcode::write>)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "write($self, buffer, offset=0, size=None, buffer_offset=0, *, durable=False, unaligned=False)\n--\n\n"
+     "Writes `size` bytes of a registered buffer, from `buffer_offset`, to `offset` of the device; returns `size`.\n\n"
+     "As `read`. `durable=True`: on the medium when it returns, else after `flush()`. `unaligned=True` allows partial\n"
+     "blocks, whose other bytes are read and rewritten, not atomically against other writers of the same blocks;\n"
+     "without it they raise EINVAL."},
+};
+
+void add_methods(nb::handle type) {
+  for (std::size_t i = 0; i < std::size(kNames); ++i) interned[i] = PyUnicode_InternFromString(kNames[i]);
+  for (PyMethodDef& definition : methods) {
+    const nb::object descriptor =
+        nb::steal(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));
+    if (!descriptor.is_valid()) throw nb::python_error();
+    nb::setattr(type, definition.ml_name, descriptor);
+  }
 }
 
 void flush(const PyDevice& device) {
@@ -218,7 +317,7 @@ std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (
 }  // namespace
 
 void define_device(nb::module_& m) {
-  nb::class_<PyDevice>(m, "Device",
+  auto type = nb::class_<PyDevice>(m, "Device", nb::is_final(),
                        "An open device. Made by `ugds.open`; a context manager. Thread-safe: any number of threads may use it.")
       .def_prop_ro("uri", [](const PyDevice& d) { return d.uri; }, "What was opened.")
       .def_prop_ro("transport", [](const PyDevice& d) { return d.transport; }, "How the controller is reached.")
@@ -236,21 +335,6 @@ void define_device(nb::module_& m) {
         return property(d, "max_transfer", [](const engine::Identity& i) { return i.max_transfer; });
       }, "Bytes of the largest command; larger requests are cut.")
       .def_prop_ro("info_fields", &info)
-      .def("read", &read, nb::arg("buffer"), nb::arg("offset") = 0, nb::arg("size") = nb::none(),
-           nb::arg("buffer_offset") = 0,
-           "Reads `size` bytes at `offset` of the device into a registered buffer, at `buffer_offset`; returns `size`.\n\n"
-           "buffer: a Registration, or a view of memory inside of one. Offsets and size are bytes (an int, or text such as\n"
-           "\"1MiB\"); size defaults to the rest of the buffer. Whole blocks into memory at a multiple of 4 bytes go direct;\n"
-           "other edges go through a buffer of ours.\n\n"
-           "Raises `ugds.Error`: EINVAL (arguments, buffer not registered), ERANGE (beyond the device), EACCES (read-only\n"
-           "buffer), EIO and others by NVMe status, ETIMEDOUT, ENODEV, EBADF (closed). Thread-safe. The interpreter lock is\n"
-           "released where the wait is longer than some 15 microseconds; Ctrl-C ends it.")
-      .def("write", &write, nb::arg("buffer"), nb::arg("offset") = 0, nb::arg("size") = nb::none(),
-           nb::arg("buffer_offset") = 0, nb::kw_only(), nb::arg("durable") = false, nb::arg("unaligned") = false,
-           "Writes `size` bytes of a registered buffer, from `buffer_offset`, to `offset` of the device; returns `size`.\n\n"
-           "As `read`. `durable=True`: on the medium when it returns, else after `flush()`. `unaligned=True` allows partial\n"
-           "blocks, whose other bytes are read and rewritten, not atomically against other writers of the same blocks;\n"
-           "without it they raise EINVAL.")
       .def("flush", &flush, "Makes every completed write durable. Raises as `read`. Thread-safe.")
       .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
            "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
@@ -266,6 +350,8 @@ void define_device(nb::module_& m) {
            })
       .def("__repr__",
            [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
+
+  add_methods(type);
 
   m.def(
       "open",
@@ -297,7 +383,11 @@ void define_device(nb::module_& m) {
         if (!handle) raise_stale(device, "read");
         const std::uint64_t start = monotonic_ns();
         for (std::uint64_t i = 0; i < count; ++i) {
-          if (engine::run(*handle, {.buffer = registration.reference, .size = 4096}) < 0) raise_last();
+          OneCommand command;
+          bool done = command.start(*handle, handle.caller(), Opcode::read, registration.reference, 0, 4096, 0);
+          if (!done) raise_new(EAGAIN, "read", "the queue is in use", "time a device that nobody else uses");
+          while (!command.turn(handle->turn())) {
+          }
         }
         return monotonic_ns() - start;
       },

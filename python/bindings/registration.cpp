@@ -17,10 +17,10 @@ namespace ugds::python {
 
 namespace {
 
-class View final : public Keeper {
+class BufferView final : public Keeper {
  public:
-  explicit View(const Py_buffer& view) : view_(view) {}
-  ~View() override { PyBuffer_Release(&view_); }
+  explicit BufferView(const Py_buffer& view) : view_(view) {}
+  ~BufferView() override { PyBuffer_Release(&view_); }
 
  private:
   Py_buffer view_;
@@ -87,7 +87,7 @@ bool take_view(nb::handle object, Memory& out) {
   out.address = view.buf;
   out.size = static_cast<std::uint64_t>(view.len);
   out.readonly = view.readonly != 0;
-  out.keeper = std::make_unique<View>(view);
+  out.keeper = std::make_unique<BufferView>(view);
   return true;
 }
 
@@ -215,23 +215,23 @@ void collect_retired() {
   retired_count.store(retired().size(), std::memory_order_relaxed);
 }
 
-memory::Reference reference_of(nb::handle buffer, const char* operation) {
-  PyRegistration* registration;
-  if (nb::try_cast(buffer, registration)) [[likely]] {
-    if (!registration->closed) [[likely]] return registration->reference;
-    raise_new(ESTALE, operation, "the registration is closed", "register the buffer again");
-  }
-  // A view shares its parent's registration: its memory is found, and everything is relative to it.
+View view_of(nb::handle buffer, const char* operation) {
   const Memory memory = memory_of(buffer);
   const memory::Reference found = memory::Registry::instance().find(memory.address);
-  if (!found || reinterpret_cast<std::uintptr_t>(memory.address) + memory.size > found.address + found.size) {
+  const std::uint64_t begin = reinterpret_cast<std::uintptr_t>(memory.address);
+  if (!found || begin + memory.size > found.address + found.size) {
     raise_new(EINVAL, operation, "the buffer is not registered", "use `with ugds.register(x) as buf:` once, before I/O");
   }
-  return {found.registration, found.generation, found.address, found.size, found.readonly || memory.readonly};
+  View view{found, begin - found.address, memory.size};
+  view.buffer.readonly = found.readonly || memory.readonly;
+  return view;
 }
 
+PyTypeObject* registration_type = nullptr;
+
 void define_registration(nb::module_& m) {
-  nb::class_<PyRegistration>(m, "Registration", nb::type_slots(registration_slots), nb::is_final(),
+  auto type =
+      nb::class_<PyRegistration>(m, "Registration", nb::type_slots(registration_slots), nb::is_final(),
                              "A buffer that is pinned and mapped to the open devices, until `close()`. Made by `ugds.register` and\n"
                              "`ugds.empty`. Supports the buffer protocol. Thread-safe.")
       .def_prop_ro("address", [](const PyRegistration& r) { return r.reference.address; }, "Address of the first byte.")
@@ -261,6 +261,8 @@ void define_registration(nb::module_& m) {
         return "<ugds.Registration " + std::to_string(r.reference.size) + " bytes, memory=" + memory::kind_name(r.kind) +
                " route=" + memory::route_name(r.route) + (r.closed ? " closed>" : ">");
       });
+
+  registration_type = reinterpret_cast<PyTypeObject*>(type.ptr());
 
   m.def(
       "register",
