@@ -77,8 +77,8 @@ typedef struct uGDSError {
 typedef void* uGDSHandle_t;
 
 enum {
-  UGDS_HANDLE_TYPE_OPAQUE_FD = 1,     /* handle.fd: /dev/ugds_drvN, a file or a block device */
-  UGDS_HANDLE_TYPE_USERSPACE_FS = 3   /* handle.handle: a const char* URI, such as "emulated:1GiB" (extension) */
+  UGDS_HANDLE_TYPE_OPAQUE_FD = 1,   /* handle.fd: /dev/ugds_drvN, a file or a block device */
+  UGDS_HANDLE_TYPE_USERSPACE_FS = 3 /* handle.handle: a const char* URI, such as "emulated:1GiB" (extension) */
 };
 
 typedef struct uGDSDescr {
@@ -95,8 +95,8 @@ typedef struct uGDSBufConfig {
 } uGDSBufConfig_t;
 
 enum {
-  UGDS_BUF_DMABUF = 1,     /* export through DMA-BUF (HIP) */
-  UGDS_BUF_RDMA = 2,       /* keep the descriptor for RDMA */
+  UGDS_BUF_DMABUF = 1, /* export through DMA-BUF (HIP) */
+  UGDS_BUF_RDMA = 2,   /* keep the descriptor for RDMA */
   UGDS_BUF_FORCE_CUDA = 4
 };
 
@@ -176,8 +176,8 @@ UGDS_API uGDSError_t uGDSRDMAUnregister(void* mr);
 
 /* 10000 * major + 100 * minor + patch. */
 UGDS_API int uGDSVersion(void);
-/* Extension: the calling thread's last error in words, cut to fit and always terminated. Returns its full length without
- * the terminator, 0 if there was none. */
+/* Extension: the calling thread's last error in words, cut to fit and always terminated. Returns its full length
+ * without the terminator, 0 if there was none. */
 UGDS_API size_t uGDSGetLastError(char* text, size_t size);
 
 #ifdef __cplusplus

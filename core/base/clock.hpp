@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time. `ticks()` is the processor's own counter, which runs at one rate on every processor of the last fifteen years (and
-// on emulated ones), read by one instruction and never by a system call; elsewhere it is CLOCK_MONOTONIC in nanoseconds.
+// Time. `ticks()` is the processor's own counter, which runs at one rate on every processor of the last fifteen years
+// (and on emulated ones), read by one instruction and never by a system call; elsewhere it is CLOCK_MONOTONIC in
+// nanoseconds.
 #pragma once
 
 #include <cstdint>

@@ -29,9 +29,7 @@ void set_hint(Error& error, const char* format, ...) {
   va_end(arguments);
 }
 
-void set_device(Error& error, const char* device) {
-  std::snprintf(error.device, sizeof error.device, "%s", device);
-}
+void set_device(Error& error, const char* device) { std::snprintf(error.device, sizeof error.device, "%s", device); }
 
 std::string Error::message() const {
   std::string text = operation;

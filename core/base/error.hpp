@@ -17,16 +17,16 @@ namespace ugds {
 inline constexpr std::uint16_t kNoStatus = 0xffff;
 
 struct Error {
-  int code = 0;                            ///< a positive errno; 0 is success
-  std::uint16_t status = kNoStatus;        ///< NVMe status: type in bits 10:8, code in bits 7:0
-  char status_words[72] = "";              ///< the same in words
-  const char* operation = "";              ///< a static string: "read", "open", "register", ...
-  char device[80] = "";                    ///< the URI, cut to fit
-  std::uint64_t offset = 0;                ///< first byte on the device, or in the buffer for registrations
-  std::uint64_t length = 0;                ///< bytes asked for
-  std::uint64_t completed = 0;             ///< the contiguous prefix, in bytes, that is right
-  char cause[240] = "";                    ///< what went wrong
-  char hint[240] = "";                     ///< what to do about it
+  int code = 0;                      ///< a positive errno; 0 is success
+  std::uint16_t status = kNoStatus;  ///< NVMe status: type in bits 10:8, code in bits 7:0
+  char status_words[72] = "";        ///< the same in words
+  const char* operation = "";        ///< a static string: "read", "open", "register", ...
+  char device[80] = "";              ///< the URI, cut to fit
+  std::uint64_t offset = 0;          ///< first byte on the device, or in the buffer for registrations
+  std::uint64_t length = 0;          ///< bytes asked for
+  std::uint64_t completed = 0;       ///< the contiguous prefix, in bytes, that is right
+  char cause[240] = "";              ///< what went wrong
+  char hint[240] = "";               ///< what to do about it
 
   /// One sentence for people, with everything that is known.
   std::string message() const;

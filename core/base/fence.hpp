@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory order. Words shared between threads, or with a controller, are accessed by atomics; the two fences here are for
-// what acquire and release cannot say.
+// Memory order. Words shared between threads, or with a controller, are accessed by atomics; the two fences here are
+// for what acquire and release cannot say.
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ inline void full_fence() {
 #endif
 }
 
-/// Orders the stores that build a command (submission entry, PRP lists, data in write-back memory) before the store to a
-/// doorbell register (uncached). On x86 stores are not reordered with each other, so only the compiler must be told; on
-/// Arm the outer-shareable store barrier is what reaches a device.
+/// Orders the stores that build a command (submission entry, PRP lists, data in write-back memory) before the store to
+/// a doorbell register (uncached). On x86 stores are not reordered with each other, so only the compiler must be told;
+/// on Arm the outer-shareable store barrier is what reaches a device.
 inline void doorbell_barrier() {
 #if defined(__aarch64__)
   asm volatile("dmb oshst" ::: "memory");

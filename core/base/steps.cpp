@@ -24,11 +24,8 @@ void setup_step(const char* name) {
   if (mode.load(std::memory_order_relaxed) == Mode::off) return;
   std::lock_guard guard(lock);
   switch (mode.load(std::memory_order_relaxed)) {
-    case Mode::off:
-      return;
-    case Mode::recording:
-      names.emplace_back(name);
-      return;
+    case Mode::off: return;
+    case Mode::recording: names.emplace_back(name); return;
     case Mode::armed:
       if (remaining-- != 0) return;
       reached = true;

@@ -135,17 +135,20 @@ template <Opcode opcode>
 [[gnu::flatten]] ssize_t transfer(uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset) {
   Table& table = Table::instance();
   const Table::Use handle(table, id_of(fh));
-  if (!handle) [[unlikely]] return table.explain_stale(id_of(fh), ugds::engine::operation_name(opcode));
+  if (!handle) [[unlikely]]
+    return table.explain_stale(id_of(fh), ugds::engine::operation_name(opcode));
   const Reference buffer = Registry::instance().find(buf);
   ugds::engine::OneCommand command;
   // A negative file_offset is too large a number.
-  if (buf_offset < 0 || !command.start(*handle, handle.caller(), opcode, buffer, static_cast<std::uint64_t>(file_offset),
-                                       size, place_in(buffer, buf, buf_offset))) [[unlikely]] {
+  if (buf_offset < 0 ||
+      !command.start(*handle, handle.caller(), opcode, buffer, static_cast<std::uint64_t>(file_offset), size,
+                     place_in(buffer, buf, buf_offset))) [[unlikely]] {
     return transfer_any(handle, opcode, buf, size, file_offset, buf_offset);
   }
   for (unsigned turns = 0; turns < ugds::engine::kPatience; ++turns) {
     if (!command.turn(handle->turn())) continue;
-    if (!command.failed()) [[likely]] return static_cast<ssize_t>(size);
+    if (!command.failed()) [[likely]]
+      return static_cast<ssize_t>(size);
     break;
   }
   return resume(handle, command, opcode, buf, size, file_offset, buf_offset);
@@ -153,7 +156,8 @@ template <Opcode opcode>
 
 std::string uri_of(const uGDSDescr_t& descr) {
   if (descr.type == UGDS_HANDLE_TYPE_USERSPACE_FS) {
-    if (descr.handle.handle == nullptr) ugds::fail(EINVAL, "open", "a null URI", "pass a const char* such as \"emulated:1GiB\"");
+    if (descr.handle.handle == nullptr)
+      ugds::fail(EINVAL, "open", "a null URI", "pass a const char* such as \"emulated:1GiB\"");
     return static_cast<const char*>(descr.handle.handle);
   }
   if (descr.type != UGDS_HANDLE_TYPE_OPAQUE_FD) {
@@ -231,7 +235,8 @@ uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s) {
         return answer(UGDS_SUCCESS);
       }
       case EBUSY:
-        return refuse("close", UGDS_BUSY, EBUSY, "requests are in flight, or the device is wedged and its buffers are held",
+        return refuse("close", UGDS_BUSY, EBUSY,
+                      "requests are in flight, or the device is wedged and its buffers are held",
                       "wait for the requests, or release by force after a reset");
       default: return refuse("close", UGDS_HANDLE_NOT_REGISTERED, EBADF, "the handle is not registered");
     }
@@ -253,7 +258,8 @@ uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes) {
 
 uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
   if (!is_open()) {
-    return refuse("register", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open", "call uGDSDriverOpen() first");
+    return refuse("register", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open",
+                  "call uGDSDriverOpen() first");
   }
   if ((flags & ~(UGDS_BUF_DMABUF | UGDS_BUF_RDMA | UGDS_BUF_FORCE_CUDA)) != 0) {
     return refuse("register", UGDS_INVALID_VALUE, EINVAL, "unknown flags");
@@ -262,7 +268,8 @@ uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
   return guarded("register", [&] {
     std::lock_guard guard(driver().lock);
     driver().buffers.reserve(driver().buffers.size() + 1);
-    driver().buffers.push_back(Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false));
+    driver().buffers.push_back(
+        Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false));
     return answer(UGDS_SUCCESS);
   });
 }
@@ -284,7 +291,8 @@ uGDSError_t uGDSBufDeregister(const void* base) {
         std::erase_if(driver().buffers, [&](const Reference& b) { return b.generation == found.generation; });
         return answer(UGDS_SUCCESS);
       }
-      case EBUSY: return refuse("deregister", UGDS_BUSY, EBUSY, "commands on the buffer are in flight", "wait for them");
+      case EBUSY:
+        return refuse("deregister", UGDS_BUSY, EBUSY, "commands on the buffer are in flight", "wait for them");
       default: return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, ESTALE, "the buffer was deregistered meanwhile");
     }
   });
@@ -322,7 +330,9 @@ uGDSError_t uGDSBatchIOGetStatus(uGDSBatchHandle_t, unsigned, unsigned*, uGDSIOE
 }
 void uGDSBatchIODestroy(uGDSBatchHandle_t) { unsupported("batch"); }
 uGDSError_t uGDSReadAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) { return unsupported("read"); }
-uGDSError_t uGDSWriteAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) { return unsupported("write"); }
+uGDSError_t uGDSWriteAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) {
+  return unsupported("write");
+}
 uGDSError_t uGDSStreamRegister(void*) { return unsupported("stream register"); }
 uGDSError_t uGDSStreamRegisterEx(void*, int) { return unsupported("stream register"); }
 uGDSError_t uGDSStreamDeregister(void*) { return unsupported("stream deregister"); }

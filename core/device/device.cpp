@@ -24,12 +24,29 @@ const char* transport_name(Transport transport) {
   return "unknown";
 }
 
+namespace {
+
+/// Zeroed pages at a multiple of kAlignment; nullptr where there are none.
+std::byte* allocate(std::uint64_t size) {
+  constexpr std::uint64_t kAlignment = DmaMemory::kAlignment;
+  void* memory = mmap(nullptr, size + kAlignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(memory);
+  const std::uint64_t before =
+      align_up(reinterpret_cast<std::uintptr_t>(begin), kAlignment) - reinterpret_cast<std::uintptr_t>(begin);
+  if (before != 0) munmap(begin, before);
+  if (before != kAlignment) munmap(begin + before + size, kAlignment - before);
+  return begin + before;
+}
+
+}  // namespace
+
 DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous)
     : device_(&device), size_(Bytes(align_up(size.value, nvme::kPageSize))) {
   setup_step("dma memory: allocate");
-  void* memory = mmap(nullptr, size_.value, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail(ENOMEM, "open", "no memory for queues", "free memory, or ask for fewer or shallower queues");
-  data_ = static_cast<std::byte*>(memory);
+  data_ = allocate(size_.value);
+  if (data_ == nullptr)
+    fail(ENOMEM, "open", "no memory for queues", "free memory, or ask for fewer or shallower queues");
   try {
     madvise(data_, size_.value, MADV_DONTFORK);
     pages_ = std::make_unique<std::uint64_t[]>(size_.value / nvme::kPageSize);

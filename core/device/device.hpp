@@ -27,9 +27,9 @@ struct Mapping {
 };
 
 struct Limits {
-  std::uint32_t address_bits = 64;          ///< of an IOVA
-  bool memory_from_descriptor = false;      ///< only memory with a file descriptor behind it can be mapped
-  std::uint32_t interrupt_vectors = 0;      ///< 0: completions can only be polled
+  std::uint32_t address_bits = 64;      ///< of an IOVA
+  bool memory_from_descriptor = false;  ///< only memory with a file descriptor behind it can be mapped
+  std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
 };
 
 class Device {
@@ -53,9 +53,9 @@ class Device {
   /// The doorbell word at a byte offset, for plain stores; nullptr where it must be written by `write32`.
   virtual std::uint32_t* doorbell(std::uint32_t offset) = 0;
 
-  /// Maps page-aligned memory and writes the IOVA of each of its pages of nvme::kPageSize to `pages`.
-  /// The memory stays mapped until `unmap`. Throws Failure: EFAULT (not memory of this process), ENOSPC (out of
-  /// mappings), EOPNOTSUPP (memory of a kind that this transport cannot reach).
+  /// Maps page-aligned memory, to IOVAs congruent to the addresses modulo 64 KiB, and writes the IOVA of each of its
+  /// pages of nvme::kPageSize to `pages`. The memory stays mapped until `unmap`. Throws Failure: EFAULT (not memory of
+  /// this process), ENOSPC (out of mappings), EOPNOTSUPP (memory of a kind that this transport cannot reach).
   virtual Mapping map(void* address, Bytes length, Access access, std::uint64_t* pages) = 0;
   virtual void unmap(const Mapping& mapping) noexcept = 0;
 
@@ -68,9 +68,12 @@ class Device {
   virtual void* turn_context() const { return nullptr; }
 };
 
-/// Page-aligned host memory mapped to one device: rings, lists, Identify pages. Zeroed. Not inherited by `fork`.
+/// Host memory mapped to one device: rings, lists, Identify pages. Zeroed. Not inherited by `fork`.
 class DmaMemory {
  public:
+  /// Of address and IOVA alike: the largest controller page, for queues and lists begin at a multiple of it.
+  static constexpr std::uint64_t kAlignment = 64_KiB;
+
   DmaMemory() = default;
   /// Throws Failure(ENOMEM) and whatever Device::map throws. `contiguous` asks for consecutive IOVAs and fails with
   /// ENOMEM where the transport did not give them.

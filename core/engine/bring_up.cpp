@@ -27,9 +27,7 @@ constexpr std::uint64_t kLeastReadyLimit = 500'000'000;
 
 Bringup::Bringup(device::Device& device) : device_(device) {}
 
-nvme::ControllerStatus Bringup::status() const {
-  return {device_.read32(static_cast<std::uint32_t>(Register::csts))};
-}
+nvme::ControllerStatus Bringup::status() const { return {device_.read32(static_cast<std::uint32_t>(Register::csts))}; }
 
 bool Bringup::gone() const {
   return status().gone() && device_.read32(static_cast<std::uint32_t>(Register::vs)) == nvme::kAllOnes32;
@@ -89,19 +87,23 @@ void Bringup::enable() {
     wait_ready(true, limit, why);
     write(Register::cc, found.with_enabled(false).raw);
   }
-  if (!wait_ready(false, limit, why)) fail(gone() ? ENODEV : EIO, "open", "the controller did not stop: " + why, "reset it");
+  if (!wait_ready(false, limit, why))
+    fail(gone() ? ENODEV : EIO, "open", "the controller did not stop: " + why, "reset it");
 
   setup_step("controller: admin queue");
   const std::uint32_t stride = capabilities_.doorbell_stride();
   shadow_in_use_ = false;
   if (!admin_) {
     admin_ = std::make_unique<queue::QueuePair>(
-        device_, queue::Shape{.id = 0, .depth = kAdminDepth, .completion_depth = kAdminDepth, .page_size = page_size_, .list_pages = 0},
+        device_,
+        queue::Shape{
+            .id = 0, .depth = kAdminDepth, .completion_depth = kAdminDepth, .page_size = page_size_, .list_pages = 0},
         queue::Doorbell(device_, nvme::submission_doorbell(0, stride)),
         queue::Doorbell(device_, nvme::completion_doorbell(0, stride)));
     page_ = device::DmaMemory(device_, Bytes(page_size_), true);
   } else {
-    admin_->restart(nvme::make_status(nvme::StatusType::path, 0x71), queue::Doorbell(device_, nvme::submission_doorbell(0, stride)),
+    admin_->restart(nvme::make_status(nvme::StatusType::path, 0x71),
+                    queue::Doorbell(device_, nvme::submission_doorbell(0, stride)),
                     queue::Doorbell(device_, nvme::completion_doorbell(0, stride)));
   }
   setup_step("controller: enable");
@@ -122,9 +124,10 @@ bool Bringup::disable() noexcept {
   if (gone()) return true;
   write(Register::cc, now.with_enabled(false).raw);
   std::string why;
-  return wait_ready(false,
-                    std::max<std::uint64_t>(kLeastReadyLimit, std::uint64_t{capabilities_.ready_timeout_ms()} * 1'000'000),
-                    why) ||
+  return wait_ready(
+             false,
+             std::max<std::uint64_t>(kLeastReadyLimit, std::uint64_t{capabilities_.ready_timeout_ms()} * 1'000'000),
+             why) ||
          gone();
 }
 
@@ -192,7 +195,8 @@ namespace {
 
 std::uint64_t max_transfer(const nvme::IdentifyController& controller, std::uint64_t min_page, std::uint32_t block) {
   // MDTS is a power of two of CAP.MPSMIN; 0 states no limit. A shift beyond 20 would be more than any cap of ours.
-  std::uint64_t limit = controller.mdts == 0 ? kUnstatedMaxTransfer : min_page << std::min<unsigned>(controller.mdts, 20);
+  std::uint64_t limit =
+      controller.mdts == 0 ? kUnstatedMaxTransfer : min_page << std::min<unsigned>(controller.mdts, 20);
   limit = std::min({limit, kMaxChunk, std::uint64_t{nvme::kMaxBlocksPerCommand} * block});
   return align_down(limit, block);
 }
@@ -202,8 +206,9 @@ void check_format(const nvme::IdentifyNamespace& ns, std::uint32_t id) {
   const std::string name = "namespace " + std::to_string(id);
   if (format.metadata != 0) {
     fail(EOPNOTSUPP, "open",
-         name + " is formatted with " + std::to_string(1u << format.data_power) + "+" + std::to_string(format.metadata) +
-             " byte blocks (" + (nvme::metadata_interleaved(ns.flbas) ? "extended LBA" : "separate metadata") + ")",
+         name + " is formatted with " + std::to_string(1u << format.data_power) + "+" +
+             std::to_string(format.metadata) + " byte blocks (" +
+             (nvme::metadata_interleaved(ns.flbas) ? "extended LBA" : "separate metadata") + ")",
          "format it without metadata (nvme format --lbaf=…), after saving what is on it");
   }
   if (format.data_power < 9 || format.data_power > 16) {
@@ -252,7 +257,8 @@ Identity Bringup::identify(std::uint32_t namespace_id) {
   }
   identity.max_transfer = max_transfer(controller, capabilities_.min_page_size(), identity.block_size);
   if (identity.max_transfer == 0) {
-    fail(EOPNOTSUPP, "open", "the controller's largest transfer is smaller than one block", "format with smaller blocks");
+    fail(EOPNOTSUPP, "open", "the controller's largest transfer is smaller than one block",
+         "format with smaller blocks");
   }
   return identity;
 }
@@ -290,7 +296,8 @@ queue::Doorbell Bringup::completion_doorbell(std::uint16_t queue) const {
 
 std::uint32_t Bringup::negotiate_queues(std::uint32_t wanted) {
   setup_step("controller: number of queues");
-  const std::uint32_t granted = nvme::granted_queue_pairs(demand(nvme::set_number_of_queues(wanted), "grant I/O queues"));
+  const std::uint32_t granted =
+      nvme::granted_queue_pairs(demand(nvme::set_number_of_queues(wanted), "grant I/O queues"));
   return std::min(granted, wanted);
 }
 

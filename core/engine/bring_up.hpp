@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A controller from whatever state it is found in to one that takes commands, and back: registers, admin queue, Identify
-// (NVMe Base 2.0, 3.5). Set-up only, so it may sleep and throw.
+// A controller from whatever state it is found in to one that takes commands, and back: registers, admin queue,
+// Identify (NVMe Base 2.0, 3.5). Set-up only, so it may sleep and throw.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ class Bringup {
  public:
   explicit Bringup(device::Device& device);
 
-  /// Stops the controller if it runs, sets the admin queue up and enables it. Throws Failure: ENODEV (gone), EIO (fatal,
-  /// or not ready within CAP.TO), EOPNOTSUPP (page size, command set).
+  /// Stops the controller if it runs, sets the admin queue up and enables it. Throws Failure: ENODEV (gone), EIO
+  /// (fatal, or not ready within CAP.TO), EOPNOTSUPP (page size, command set).
   void enable();
   /// Clears CC.EN and waits for CSTS.RDY to follow. True: the controller has stopped, no DMA follows.
   bool disable() noexcept;

@@ -78,8 +78,8 @@ void Handle::make_queues() {
   const std::uint32_t wanted = policy_.queues != 0 ? policy_.queues : std::clamp(processors(), 2u, 16u);
   const std::uint32_t count = controller_->negotiate_queues(wanted);
   identity_.shadow_doorbells = controller_->configure_shadow_doorbells(count);
-  const std::uint32_t depth = std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth,
-                                       controller_->capabilities().max_queue_entries());
+  const std::uint32_t depth =
+      std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth, controller_->capabilities().max_queue_entries());
   // Twice as deep where it can be: then the controller need not be told of every completion that was taken.
   const std::uint32_t completion_depth = std::min(2 * depth, controller_->capabilities().max_queue_entries());
   // A device may state an MQES of 0; no queue of one entry can carry a command.
@@ -97,9 +97,14 @@ void Handle::make_queues() {
   auto& registry = memory::Registry::instance();
   for (std::uint32_t i = 1; i <= count; ++i) {
     const auto id = static_cast<std::uint16_t>(i);
-    auto pair = std::make_unique<queue::QueuePair>(
-        *device_, queue::Shape{.id = id, .depth = depth, .completion_depth = completion_depth, .page_size = controller_->page_size(), .list_pages = lists},
-        controller_->submission_doorbell(id), controller_->completion_doorbell(id));
+    auto pair =
+        std::make_unique<queue::QueuePair>(*device_,
+                                           queue::Shape{.id = id,
+                                                        .depth = depth,
+                                                        .completion_depth = completion_depth,
+                                                        .page_size = controller_->page_size(),
+                                                        .list_pages = lists},
+                                           controller_->submission_doorbell(id), controller_->completion_doorbell(id));
     queues_.reserve(count);
     registry.add_ledger(pair->ledger());
     queues_.push_back(std::move(pair));

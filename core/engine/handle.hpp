@@ -51,13 +51,13 @@ class Handle {
   /// What every request looks at, together.
   struct Geometry {
     std::uint64_t capacity = 0;
-    std::uint64_t block_mask = 0;   ///< block size less one
+    std::uint64_t block_mask = 0;  ///< block size less one
     std::uint32_t namespace_id = 0;
     std::uint32_t block_shift = 0;
-    std::uint32_t chunk = 0;        ///< bytes of one command
-    std::uint32_t lists = 0;        ///< list pages that a chunk may need
-    std::uint32_t window = 1;       ///< commands that one request keeps in flight
-    std::uint32_t number = ~0u;     ///< by which registrations know the device
+    std::uint32_t chunk = 0;     ///< bytes of one command
+    std::uint32_t lists = 0;     ///< list pages that a chunk may need
+    std::uint32_t window = 1;    ///< commands that one request keeps in flight
+    std::uint32_t number = ~0u;  ///< by which registrations know the device
     std::uint32_t queue_count = 0;
     std::unique_ptr<queue::QueuePair>* queues = nullptr;
   };

@@ -24,7 +24,8 @@ class Idle {
  public:
   Idle() = default;
   ~Idle() {
-    if (counted_) [[unlikely]] leave();
+    if (counted_) [[unlikely]]
+      leave();
   }
   Idle(const Idle&) = delete;
   Idle& operator=(const Idle&) = delete;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The short way for a read or write that is one command, as most are: the steps of an Operation in one run of
-// instructions. Whatever meets an obstacle (a bad argument, a queue in use, a registration being closed, a handle that is
-// not ready) is left untouched for the general way; what is not done after a while is handed over to it as it stands.
+// instructions. Whatever meets an obstacle (a bad argument, a queue in use, a registration being closed, a handle that
+// is not ready) is left untouched for the general way; what is not done after a while is handed over to it as it
+// stands.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +27,12 @@ class OneCommand {
       return false;
     }
     queue::QueuePair& pair = handle.choose(caller);
-    if (!pair.try_acquire()) [[unlikely]] return false;
+    if (!pair.try_acquire()) [[unlikely]]
+      return false;
     pair_ = &pair;
     if (handle.state() != State::ready || !pair.has_room(g.lists) ||
-        stage_command(handle, pair, request_, opcode, buffer, buffer_offset, offset, 0, static_cast<std::uint32_t>(size),
-                      0) != Staged::yes) [[unlikely]] {
+        stage_command(handle, pair, request_, opcode, buffer, buffer_offset, offset, 0,
+                      static_cast<std::uint32_t>(size), 0) != Staged::yes) [[unlikely]] {
       pair.release();
       return false;
     }

@@ -36,6 +36,8 @@ namespace {
 
 /// How often a long wait asks whether it was interrupted.
 constexpr std::uint64_t kInterruptInterval = 20'000'000;
+/// How often a wait looks at the device: a register read costs about as much as a command.
+constexpr std::uint64_t kLookInterval = 100'000;
 
 }  // namespace
 
@@ -88,8 +90,8 @@ bool Operation::check() {
     return refuse_arguments();
   }
   if (!has_data(t.opcode)) return t.size != 0 || t.opcode == Opcode::flush;
-  if (!b || t.buffer_offset > b.size || t.size > b.size - t.buffer_offset ||
-      ((b.address + t.buffer_offset) & 3) != 0 || (t.opcode == Opcode::read && b.readonly)) {
+  if (!b || t.buffer_offset > b.size || t.size > b.size - t.buffer_offset || ((b.address + t.buffer_offset) & 3) != 0 ||
+      (t.opcode == Opcode::read && b.readonly)) {
     return refuse_arguments();
   }
   return t.size != 0;
@@ -115,7 +117,8 @@ bool Operation::refuse_piece(Staged staged) {
     set_hint(last_error(), "register the buffer again");
   } else {
     refuse(ENXIO, "the buffer is not mapped to this device");
-    set_hint(last_error(), "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
+    set_hint(last_error(),
+             "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
   }
   stop_here();
   return false;
@@ -140,7 +143,7 @@ bool Operation::stage(queue::QueuePair& pair) {
 
 /// A turn while pieces are left to stage. True: done.
 bool Operation::submit() {
-  if (staged_ == 0 && request_.in_flight == 0) pair_ = &handle_.choose(caller_number());
+  if (staged_ == 0) pair_ = &handle_.choose(caller_number());
   queue::QueuePair& pair = *pair_;
   if (pair.try_acquire()) {
     bool progress = handle_.state() == State::ready && !request_.failed() && stage(pair);
@@ -178,42 +181,39 @@ void Operation::stage_other(queue::QueuePair& pair) {
   range[1] = transfer_.offset >> g.block_shift;
 }
 
-/// Every 64th empty turn: the clock, the device, the deadline.
+/// Every 64th empty turn: the clock, the device, the deadline. True: done.
 bool Operation::attend() {
   const std::uint64_t now = ticks();
   if (begun_ == 0) begun_ = looked_ = now;
-  if (now - looked_ < ns_to_ticks(100'000)) return done();
+  if (now - looked_ < ns_to_ticks(kLookInterval)) return done();
   looked_ = now;
   handle_.check_controller();
   const State state = handle_.state();
-  if (state == State::wedged && request_.in_flight != 0) {
+  if (state == State::recovering) return done();
+  if (state == State::wedged) {
     abandon();
     return true;
   }
-  if (state == State::recovering) return done();
-  if (state != State::ready) {
-    if (request_.in_flight == 0 && !done()) {
-      refused_ = EIO;
-      stop_here();
-    }
-    return done();
-  }
-  const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
-  if (request_.in_flight == 0) {
-    // Never submitted: the queues were busy with others' requests for all that time.
-    if (!done() && now - begun_ > limit) {
-      refuse(ETIMEDOUT, "no queue had room within the deadline");
-      stop_here();
-    }
-    return done();
-  }
+  // What the request has in flight is the owner's to know.
   if (!pair_->try_acquire()) return done();
   std::uint16_t cid = 0;
-  const std::uint64_t staged = pair_->oldest(request_, cid);
+  const bool idle = request_.in_flight == 0;
+  const std::uint64_t oldest = idle ? 0 : pair_->oldest(request_, cid);
   pair_->release();
-  if (staged != 0 && now - std::min(now, staged) > limit) {
-    expired_ = true;
-    handle_.recover_overdue(*pair_, cid, staged);
+  if (done()) return true;
+  const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
+  if (!idle) {
+    if (now > oldest && now - oldest > limit) {
+      expired_ = true;
+      handle_.recover_overdue(*pair_, cid, oldest);
+    }
+  } else if (state != State::ready) {
+    refused_ = EIO;
+    stop_here();
+  } else if (now - begun_ > limit) {
+    // The queues were busy with others' requests for all that time.
+    refuse(ETIMEDOUT, "no queue had room within the deadline");
+    stop_here();
   }
   return done();
 }
@@ -259,10 +259,12 @@ std::int64_t Operation::explain() {
     set_hint(error, "raise the deadline if the device is merely slow");
   } else if (refused_ == 0 && request_.stopped) {
     error.code = state == State::lost ? ENODEV : ECANCELED;
-    set_cause(error, "%s", state == State::lost ? "the device has gone: its registers read as all ones"
-                                                : "the controller was reset while the request was in flight");
-    set_hint(error, "%s", state == State::ready ? "nothing more is written; repeat the request"
-                                                : "close the device and open it again");
+    set_cause(error, "%s",
+              state == State::lost ? "the device has gone: its registers read as all ones"
+                                   : "the controller was reset while the request was in flight");
+    set_hint(
+        error, "%s",
+        state == State::ready ? "nothing more is written; repeat the request" : "close the device and open it again");
   } else if (refused_ == 0) {
     error.code = nvme::status_errno(request_.status);
     error.status = request_.status;

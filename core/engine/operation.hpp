@@ -18,22 +18,22 @@
 
 namespace ugds::engine {
 
-/// What is asked for. Offsets and sizes in bytes; offset and size are multiples of the block size, and the memory begins
-/// at a multiple of 4 bytes (the controller's dword).
+/// What is asked for. Offsets and sizes in bytes; offset and size are multiples of the block size, and the memory
+/// begins at a multiple of 4 bytes (the controller's dword).
 struct Transfer {
   nvme::Opcode opcode = nvme::Opcode::read;  ///< read, write, flush or dataset_management (deallocate)
   memory::Reference buffer{};                ///< for read and write
   std::uint64_t offset = 0;
   std::uint64_t size = 0;
   std::uint64_t buffer_offset = 0;
-  bool durable = false;                      ///< a write that has reached the medium when it returns (FUA)
+  bool durable = false;  ///< a write that has reached the medium when it returns (FUA)
 };
 
 /// "read", "write", "flush", "discard".
 const char* operation_name(nvme::Opcode opcode);
 
-/// A small number for the calling thread, from 1; 0 until it is given one. Initial-exec: one load instead of a call, and
-/// four bytes fit into what the loader keeps for libraries that are opened late.
+/// A small number for the calling thread, from 1; 0 until it is given one. Initial-exec: one load instead of a call,
+/// and four bytes fit into what the loader keeps for libraries that are opened late.
 extern constinit thread_local std::uint32_t this_caller __attribute__((tls_model("initial-exec")));
 std::uint32_t number_caller();
 
@@ -48,23 +48,26 @@ enum class Staged : std::uint8_t {
   unmapped,  ///< its registration is not mapped to this device
 };
 
-/// Stages one command of `opcode` over `bytes` of a registration from `in_buffer`, for the blocks at `position`. The caller
-/// owns the queue pair, which has room, and has checked the ranges and the handle's state. `offset` is the place in the
-/// request. This is the one place where commands that move data are made.
+/// Stages one command of `opcode` over `bytes` of a registration from `in_buffer`, for the blocks at `position`. The
+/// caller owns the queue pair, which has room, and has checked the ranges and the handle's state. `offset` is the place
+/// in the request. This is the one place where commands that move data are made.
 inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Request& request, nvme::Opcode opcode,
                             const memory::Reference& buffer, std::uint64_t in_buffer, std::uint64_t position,
                             std::uint64_t offset, std::uint32_t bytes, std::uint32_t control) {
   const Handle::Geometry& g = handle.geometry();
   const memory::Hold hold = memory::hold(pair.ledger(), buffer);
-  if (hold != memory::Hold::held) [[unlikely]] return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
+  if (hold != memory::Hold::held) [[unlikely]]
+    return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
   const std::uint32_t registration = buffer.registration->index();
   const std::uint64_t* pages = buffer.registration->pages(g.number);
   if (pages == nullptr) [[unlikely]] {
     pair.ledger().remove(registration);
     return Staged::unmapped;
   }
-  pair.next() = nvme::block_command(opcode, g.namespace_id, Lba(position >> g.block_shift), bytes >> g.block_shift, control);
-  pair.stage_data(request, opcode == nvme::Opcode::write, registration, {pages, buffer.page_offset() + in_buffer}, offset, bytes);
+  pair.next() =
+      nvme::block_command(opcode, g.namespace_id, Lba(position >> g.block_shift), bytes >> g.block_shift, control);
+  pair.stage_data(request, opcode == nvme::Opcode::write, registration, {pages, buffer.page_offset() + in_buffer},
+                  offset, bytes);
   return Staged::yes;
 }
 
@@ -79,7 +82,8 @@ class Operation {
       : handle_(handle), transfer_(transfer), request_(request), pair_(&pair), staged_(transfer.size) {}
   /// Abandons what is still in flight.
   ~Operation() {
-    if (!done()) [[unlikely]] abandon();
+    if (!done()) [[unlikely]]
+      abandon();
   }
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -89,7 +93,8 @@ class Operation {
   bool turn() { return done() || (request_.complete_when_idle ? wait() : submit()); }
   /// Bytes transferred, or -errno with last_error() filled. Only when done.
   std::int64_t result() {
-    if (!request_.failed()) [[likely]] return static_cast<std::int64_t>(transfer_.size);
+    if (!request_.failed()) [[likely]]
+      return static_cast<std::int64_t>(transfer_.size);
     return explain();
   }
   /// Lets go of the request: its commands run on and keep their memory held until they retire. Then it is done.
@@ -119,9 +124,9 @@ class Operation {
   queue::QueuePair* pair_ = nullptr;  ///< fixed once a command is in flight
   std::uint64_t staged_ = 0;          ///< bytes
   Idle idle_;
-  bool expired_ = false;              ///< a command of this request was overdue
-  int refused_ = 0;                   ///< an errno of ours; the cause is in last_error()
-  std::uint64_t begun_ = 0;           ///< ticks at the first look at the clock
+  bool expired_ = false;     ///< a command of this request was overdue
+  int refused_ = 0;          ///< an errno of ours; the cause is in last_error()
+  std::uint64_t begun_ = 0;  ///< ticks at the first look at the clock
   std::uint64_t looked_ = 0;
 };
 

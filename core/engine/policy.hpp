@@ -8,9 +8,9 @@
 namespace ugds::engine {
 
 struct Policy {
-  std::uint32_t namespace_id = 0;  ///< 0: the first that is active
-  std::uint32_t queues = 0;        ///< I/O queue pairs asked for; 0: one a processor, 2 to 16
-  std::uint32_t depth = 0;         ///< entries a queue; 0: 64. Clamped to the device
+  std::uint32_t namespace_id = 0;              ///< 0: the first that is active
+  std::uint32_t queues = 0;                    ///< I/O queue pairs asked for; 0: one a processor, 2 to 16
+  std::uint32_t depth = 0;                     ///< entries a queue; 0: 64. Clamped to the device
   std::uint64_t deadline_ns = 30'000'000'000;  ///< longest life of a command before recovery begins
 };
 

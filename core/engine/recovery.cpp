@@ -52,7 +52,8 @@ void Handle::retire_all(std::uint16_t status) {
 void Handle::check_controller() {
   const nvme::ControllerStatus status = controller_->status();
   if (status.gone() && controller_->gone()) return lose();
-  if (status.fatal() && state() == State::ready) return recover_broken("the controller reports a fatal status (CSTS.CFS)");
+  if (status.fatal() && state() == State::ready)
+    return recover_broken("the controller reports a fatal status (CSTS.CFS)");
   for (auto& pair : queues_) {
     if (pair->distrusted() && state() == State::ready) {
       return recover_broken("the controller posted a completion that no command was waiting for");

@@ -95,8 +95,10 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
     nanosleep(&wait, nullptr);
   }
   bool idle = users(*slot) == 0;
-  if (idle && mode == Mode::force) idle = slot->handle->force_stop() && (slot->handle->drain(limit_ns), true);
-  else if (idle) idle = slot->handle->state() != State::wedged && slot->handle->drain(left());
+  if (idle && mode == Mode::force)
+    idle = slot->handle->force_stop() && (slot->handle->drain(limit_ns), true);
+  else if (idle)
+    idle = slot->handle->state() != State::wedged && slot->handle->drain(left());
   if (!idle) {
     std::lock_guard guard(lock_);
     slot->id.store(id, std::memory_order_seq_cst);

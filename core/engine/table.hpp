@@ -50,7 +50,8 @@ class Table {
       users_ = &slot.users[caller_ % kStripes].count;
       // Ours: count in, then look at the identifier. Closing: mark the identifier, then look at the counts.
       users_->fetch_add(1, std::memory_order_seq_cst);
-      if (slot.id.load(std::memory_order_seq_cst) != id) [[unlikely]] return;
+      if (slot.id.load(std::memory_order_seq_cst) != id) [[unlikely]]
+        return;
       handle_ = slot.handle;
       if (handle_ == nullptr) __builtin_unreachable();  // a free slot has nobody's identifier
     }
@@ -80,7 +81,7 @@ class Table {
   struct alignas(1024) Slot {
     std::atomic<HandleId> id{0};  ///< nobody(), while it is free or being closed
     Handle* handle = nullptr;     ///< null while it is free or being opened
-    bool reserved = false;  ///< under lock_: being opened or closed
+    bool reserved = false;        ///< under lock_: being opened or closed
     struct alignas(64) Stripe {
       std::atomic<std::uint32_t> count{0};
     };
@@ -99,7 +100,8 @@ class Table {
   bool fork_hooks_ = false;
   HandleId next_ = 1;
   HandleId forked_below_ = 0;
-  std::array<Slot, kSlots> slots_{{{{1}, nullptr, false, {}}}};  // an unused slot's 0 is no other slot's either; the first has nobody()
+  std::array<Slot, kSlots> slots_{
+      {{{1}, nullptr, false, {}}}};  // an unused slot's 0 is no other slot's either; the first has nobody()
 };
 
 extern constinit Immortal<Table> table;

@@ -150,11 +150,13 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
       return refuse(handle, t, EACCES, "a read would write to a buffer that is registered read-only",
                     "register memory that can be written");
     }
-    if (!t.buffer) return refuse(handle, t, EINVAL, "the buffer is not registered", "register it once, before the first I/O");
+    if (!t.buffer)
+      return refuse(handle, t, EINVAL, "the buffer is not registered", "register it once, before the first I/O");
     return refuse(handle, t, ERANGE, "the range ends beyond the device", "compare it with the device's capacity");
   }
   if (t.opcode == Opcode::write && !read_modify_write) {
-    return refuse(handle, t, EINVAL, "an unaligned write must read and rewrite the blocks at its edges, which was not allowed",
+    return refuse(handle, t, EINVAL,
+                  "an unaligned write must read and rewrite the blocks at its edges, which was not allowed",
                   "use whole blocks and memory at a multiple of 4 bytes, or allow it with unaligned=True");
   }
   if (t.buffer.registration->generation() != t.buffer.generation) {

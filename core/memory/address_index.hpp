@@ -20,14 +20,14 @@ class AddressIndex {
   constexpr AddressIndex() = default;
 
   struct Found {
-    std::uint64_t tag = 0;         ///< what `insert` was given; 0: nothing is registered there
+    std::uint64_t tag = 0;  ///< what `insert` was given; 0: nothing is registered there
     std::uint64_t generation = 0;
     std::uint64_t begin = 0, end = 0;
   };
   /// The entry whose bytes include `address`. Wait-free while nobody writes; thread-safe.
   Found find(std::uint64_t address) const {
-    // Every load of an entry is an acquire and every store a release, so that the second look at the counter cannot move
-    // before them, nor the first store of a writer before its odd count.
+    // Every load of an entry is an acquire and every store a release, so that the second look at the counter cannot
+    // move before them, nor the first store of a writer before its odd count.
     for (;;) {
       const std::uint64_t before = sequence_.load(std::memory_order_acquire);
       // The count is read before the array, and written after it: an array is never shorter than the count says.
@@ -35,7 +35,8 @@ class AddressIndex {
       const Entry* entries = entries_.load(std::memory_order_acquire);
       // Where this thread found something last, or else by search.
       std::size_t at = last_found;
-      if (at >= count || !entries[at].holds(address)) [[unlikely]] at = search(entries, count, address);
+      if (at >= count || !entries[at].holds(address)) [[unlikely]]
+        at = search(entries, count, address);
       Found found;
       if (at < count) [[likely]] {
         const Entry& entry = entries[at];
@@ -44,7 +45,8 @@ class AddressIndex {
         found.generation = entry.generation.load(std::memory_order_acquire);
         found.tag = entry.tag.load(std::memory_order_acquire);
       }
-      if ((before & 1) == 0 && sequence_.load(std::memory_order_relaxed) == before) [[likely]] return found;
+      if ((before & 1) == 0 && sequence_.load(std::memory_order_relaxed) == before) [[likely]]
+        return found;
     }
   }
 

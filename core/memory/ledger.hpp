@@ -32,7 +32,9 @@ class Ledger {
     std::atomic<std::uint32_t>& count = counts_[registration];
     count.store(count.load(std::memory_order_relaxed) - 1, std::memory_order_release);
   }
-  std::uint32_t count(std::uint32_t registration) const { return counts_[registration].load(std::memory_order_acquire); }
+  std::uint32_t count(std::uint32_t registration) const {
+    return counts_[registration].load(std::memory_order_acquire);
+  }
 
  private:
   std::atomic<std::uint32_t>* counts_;

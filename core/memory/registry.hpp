@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The process's registered buffers: addresses for each open device, generation, in-flight counts, route. Registering and
-// closing take a lock; looking up and holding do not.
+// The process's registered buffers: addresses for each open device, generation, in-flight counts, route. Registering
+// and closing take a lock; looking up and holding do not.
 //
 // A registration's slot is never freed, only reused under a new generation, so a stale reference finds memory that says
 // so. Generations increase for ever.
@@ -90,7 +90,8 @@ inline Hold hold(Ledger& ledger, const Reference& reference) {
   // Ours: count, then look at the generation. Closing: mark the generation, then sum the counts. One sees the other.
   full_fence();
   const std::uint64_t now = reference.registration->generation();
-  if (now == reference.generation) [[likely]] return Hold::held;
+  if (now == reference.generation) [[likely]]
+    return Hold::held;
   ledger.remove(reference.registration->index());
   return now == kClosing ? Hold::closing : Hold::stale;
 }
@@ -104,7 +105,8 @@ class Registry {
   /// Registers [address, address + size) and maps it to every open device, or to those in `devices` (by number) if any
   /// is given. All or nothing. Throws Failure: EINVAL (empty, wraps), EEXIST (overlaps a registered range), ENOSPC (too
   /// many), EFAULT and others of Device::map. Thread-safe.
-  Reference add(void* address, std::uint64_t size, Kind kind, bool readonly, std::span<const std::uint32_t> devices = {});
+  Reference add(void* address, std::uint64_t size, Kind kind, bool readonly,
+                std::span<const std::uint32_t> devices = {});
 
   /// Closes a registration. 0, EBUSY (commands are in flight; nothing has changed) or ESTALE (another generation, or
   /// closed). Thread-safe, lock-free against I/O.
@@ -124,7 +126,8 @@ class Registry {
   }
 
   /// Makes an open device known: it gets a number below kMaxDevices, and every registration made for all devices is
-  /// mapped to it. A registration that cannot be mapped there is left out, and I/O on it says so. Throws Failure(EMFILE).
+  /// mapped to it. A registration that cannot be mapped there is left out, and I/O on it says so. Throws
+  /// Failure(EMFILE).
   std::uint32_t attach(device::Device& device);
   /// Unmaps everything from a device and frees its number. With `leak`, mappings are forgotten instead: the controller
   /// may still use them.

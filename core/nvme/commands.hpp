@@ -148,7 +148,8 @@ constexpr SubmissionEntry doorbell_buffer_config(Iova shadow, Iova event_index) 
   return e;
 }
 
-/// Read, Write or Write Zeroes of `blocks` (1 to kMaxBlocksPerCommand) from `lba`. `control` goes to CDW12's upper half.
+/// Read, Write or Write Zeroes of `blocks` (1 to kMaxBlocksPerCommand) from `lba`. `control` goes to CDW12's upper
+/// half.
 constexpr SubmissionEntry block_command(Opcode opcode, std::uint32_t nsid, Lba lba, std::uint32_t blocks,
                                         std::uint32_t control = 0) {
   SubmissionEntry e;

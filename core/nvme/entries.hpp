@@ -31,11 +31,11 @@ static_assert(offsetof(SubmissionEntry, cdw10) == 40);
 
 /// The last dword carries the phase bit: it is read first, with acquire, and written last, with release.
 struct alignas(16) CompletionEntry {
-  std::uint32_t result = 0;      ///< dword 0, command specific
+  std::uint32_t result = 0;  ///< dword 0, command specific
   std::uint32_t result_high = 0;
-  std::uint16_t sq_head = 0;     ///< the submission queue's head when this was written
+  std::uint16_t sq_head = 0;  ///< the submission queue's head when this was written
   std::uint16_t sq_id = 0;
-  std::uint32_t last = 0;        ///< CID in 15:0, phase in 16, status in 31:17
+  std::uint32_t last = 0;  ///< CID in 15:0, phase in 16, status in 31:17
 };
 static_assert(sizeof(CompletionEntry) == 16);
 static_assert(offsetof(CompletionEntry, last) == 12);

@@ -17,7 +17,11 @@ QueuePair::QueuePair(device::Device& device, const Shape& shape, Doorbell submis
       shape_(shape),
       submission_memory_(device, Bytes(shape.depth * sizeof(nvme::SubmissionEntry)), true),
       completion_memory_(device, Bytes(shape.completion_depth * sizeof(nvme::CompletionEntry)), true) {
-  if (shape.list_pages != 0) list_memory_ = device::DmaMemory(device, Bytes(shape.list_pages * shape.page_size), false);
+  if (shape.list_pages != 0) {
+    // A list page is a page of the controller's, and contiguous; pages need not be beside each other.
+    list_memory_ =
+        device::DmaMemory(device, Bytes(shape.list_pages * shape.page_size), shape.page_size > nvme::kPageSize);
+  }
   setup_step("queue pair: slots");
   command_slots_.resize(shape.depth);
   id_slots_.resize(std::bit_ceil(shape.depth));
@@ -96,9 +100,9 @@ void QueuePair::fail(const Command& command, std::uint16_t status, bool stopped)
   request->stopped = stopped;
 }
 
-/// Wraps the completion ring's head, and rings its doorbell. The controller may post as many entries as the ring has, less
-/// one, beyond the head that it was told. All commands in flight, depth - 1 at most, fit while that head lags by no more
-/// than the rings differ.
+/// Wraps the completion ring's head, and rings its doorbell. The controller may post as many entries as the ring has,
+/// less one, beyond the head that it was told. All commands in flight, depth - 1 at most, fit while that head lags by
+/// no more than the rings differ.
 void QueuePair::turn_head() {
   if (head_ == shape_.completion_depth) {
     head_ = 0;

@@ -28,13 +28,13 @@ namespace ugds::queue {
 
 /// What the slot of a command in flight remembers.
 struct alignas(64) Command {
-  Request* request = nullptr;      ///< the queue's own `nobody_` where its caller went away
-  std::uint64_t offset = 0;        ///< of its data in the request
+  Request* request = nullptr;  ///< the queue's own `nobody_` where its caller went away
+  std::uint64_t offset = 0;    ///< of its data in the request
   std::uint32_t bytes = 0;
-  std::uint16_t list = kNoList;    ///< first of its list pages
+  std::uint16_t list = kNoList;  ///< first of its list pages
   bool is_write = false;
   bool in_flight = false;
-  std::uint64_t staged = 0;        ///< when, in ticks
+  std::uint64_t staged = 0;  ///< when, in ticks
   std::uint32_t registration = kNoRegistration;
 
   static constexpr std::uint32_t kNoRegistration = memory::Ledger::kNone;
@@ -43,10 +43,10 @@ struct alignas(64) Command {
 
 struct Shape {
   std::uint16_t id = 0;
-  std::uint32_t depth = 64;        ///< entries of the submission ring, at least 2; one is always left free
+  std::uint32_t depth = 64;             ///< entries of the submission ring, at least 2; one is always left free
   std::uint32_t completion_depth = 64;  ///< of the completion ring, at least `depth`
-  std::uint64_t page_size = 4096;  ///< CC.MPS
-  std::uint32_t list_pages = 64;   ///< for commands over more than two pages
+  std::uint64_t page_size = 4096;       ///< CC.MPS
+  std::uint32_t list_pages = 64;        ///< for commands over more than two pages
 };
 
 class QueuePair {
@@ -78,8 +78,8 @@ class QueuePair {
     return free_count_.load(std::memory_order_relaxed) != 0 && lists <= free_lists_;
   }
 
-  /// The ring's entry for the next command. The caller, who has checked has_room, fills it and then stages it; nothing is
-  /// rung yet.
+  /// The ring's entry for the next command. The caller, who has checked has_room, fills it and then stages it; nothing
+  /// is rung yet.
   nvme::SubmissionEntry& next() { return submission_[tail_]; }
   /// Stages next() over `bytes` of held memory: its data pointer is set here. `registration` is held in ledger();
   /// `offset` is the data's place in the request.
@@ -160,7 +160,7 @@ class QueuePair {
   std::uint32_t depth_ = 0;
   std::uint32_t tail_ = 0;
   std::uint32_t rung_tail_ = 0;
-  std::uint32_t head_ = 0;  ///< of the completion queue
+  std::uint32_t head_ = 0;     ///< of the completion queue
   std::uint32_t turning_ = 0;  ///< the head at which something is to be done: see turn_head()
   std::uint32_t next_free_ = 0;
   std::uint32_t id_mask_ = 0;
@@ -249,7 +249,8 @@ inline bool QueuePair::reap_one() {
   } else {
     distrust();
   }
-  if (++head_ == turning_) [[unlikely]] turn_head();
+  if (++head_ == turning_) [[unlikely]]
+    turn_head();
   return true;
 }
 

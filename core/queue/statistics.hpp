@@ -19,7 +19,8 @@ class Counter {
   std::atomic<std::uint64_t> value_{0};
 };
 
-/// Latencies in logarithmic buckets of two ticks, four to each doubling: bucket 4k + s begins at 2^(k+1) (1 + s/4) ticks.
+/// Latencies in logarithmic buckets of two ticks, four to each doubling: bucket 4k + s begins at 2^(k+1) (1 + s/4)
+/// ticks.
 inline constexpr unsigned kLatencyBuckets = 256;
 
 /// The exponent and the two upper bits of the fraction, as the processor's own conversion to floating point finds them.
@@ -37,11 +38,11 @@ constexpr double latency_bucket_floor(unsigned bucket) {
 }
 
 struct Statistics {
-  Counter continued;       ///< commands staged that are not the first of their request
-  Counter bytes[2];        ///< read and written, by commands that succeeded
-  Counter errors;          ///< commands that failed
-  Counter doorbells;       ///< submission doorbell stores
-  Counter protocol_errors; ///< completions that no command was waiting for
+  Counter continued;                             ///< commands staged that are not the first of their request
+  Counter bytes[2];                              ///< read and written, by commands that succeeded
+  Counter errors;                                ///< commands that failed
+  Counter doorbells;                             ///< submission doorbell stores
+  Counter protocol_errors;                       ///< completions that no command was waiting for
   std::array<Counter, kLatencyBuckets> latency;  ///< of every command retired, from staging to retirement
 
   std::uint64_t commands() const {

@@ -35,7 +35,8 @@ void define_errors(nb::module_& m) {
   error_type = PyErr_NewExceptionWithDoc(
       "ugds.Error",
       "What every failed operation raises: an OSError whose `errno` is the kind.\n\n"
-      "Attributes: `operation` (\"read\"), `device` (the URI), `offset` and `length` (bytes), `completed` (the contiguous\n"
+      "Attributes: `operation` (\"read\"), `device` (the URI), `offset` and `length` (bytes), `completed` (the "
+      "contiguous\n"
       "prefix, in bytes, that is right), `status` (the NVMe status, type in bits 10:8 and code in 7:0, or None),\n"
       "`status_text` (the same in words), `cause`, and `hint` (what to do).",
       PyExc_OSError, nullptr);

@@ -36,7 +36,8 @@ constexpr unsigned kTurnsWithLock = 4;           // at least: a turn may be a co
 inline std::uint64_t bytes_argument(PyObject* value, const char* name, const char* operation) {
   if (PyLong_CheckExact(value)) [[likely]] {
     const unsigned long long bytes = PyLong_AsUnsignedLongLong(value);
-    if (bytes != static_cast<unsigned long long>(-1)) [[likely]] return bytes;
+    if (bytes != static_cast<unsigned long long>(-1)) [[likely]]
+      return bytes;
     PyErr_Clear();
   }
   return size_argument(value, name, operation);
@@ -49,7 +50,8 @@ struct Range {
 };
 
 /// For memory that is not a Registration, but lies inside of one.
-[[gnu::cold, gnu::noinline]] Range range_in_view(PyObject* object, std::uint64_t offset, PyObject* size, const char* name) {
+[[gnu::cold, gnu::noinline]] Range range_in_view(PyObject* object, std::uint64_t offset, PyObject* size,
+                                                 const char* name) {
   const View view = view_of(object, name);
   if (offset > view.size) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "give a smaller one");
   const std::uint64_t bytes = size == nullptr ? view.size - offset : bytes_argument(size, "size", name);
@@ -65,15 +67,18 @@ struct Range {
 
 inline Range range_of(PyObject* object, PyObject* offset, PyObject* size, const char* name) {
   const std::uint64_t at = offset == nullptr ? 0 : bytes_argument(offset, "buffer_offset", name);
-  if (!is_registration(object)) [[unlikely]] return range_in_view(object, at, size, name);
+  if (!is_registration(object)) [[unlikely]]
+    return range_in_view(object, at, size, name);
   const PyRegistration& registration = *nb::inst_ptr<PyRegistration>(object);
-  if (registration.closed) [[unlikely]] raise_closed_registration(name);
+  if (registration.closed) [[unlikely]]
+    raise_closed_registration(name);
   const std::uint64_t rest = registration.reference.size - at;  // too large a number where it wraps, and refused
   return {registration.reference, at, size == nullptr ? rest : bytes_argument(size, "size", name)};
 }
 
 /// What is not one command that can be staged at once.
-[[gnu::cold, gnu::noinline]] std::int64_t transfer_any(engine::Handle& handle, const Transfer& transfer, bool unaligned) {
+[[gnu::cold, gnu::noinline]] std::int64_t transfer_any(engine::Handle& handle, const Transfer& transfer,
+                                                       bool unaligned) {
   return without_lock([&] { return engine::run_any(handle, transfer, unaligned, python_interrupt()); });
 }
 
@@ -83,7 +88,8 @@ inline std::int64_t wait(engine::Handle& handle, OneCommand& command, const Tran
   const std::uint64_t start = ticks();
   for (unsigned turns = 0; turns < kTurnsWithLock || ticks() - start < patience; ++turns) {
     if (!command.turn(handle.turn())) continue;
-    if (!command.failed()) [[likely]] return static_cast<std::int64_t>(transfer.size);
+    if (!command.failed()) [[likely]]
+      return static_cast<std::int64_t>(transfer.size);
     break;
   }
   return without_lock([&] { return command.resume(handle, transfer, python_interrupt()); });
@@ -97,22 +103,26 @@ inline std::int64_t wait(engine::Handle& handle, OneCommand& command, const Tran
 template <Opcode opcode>
 std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
   constexpr const char* name = opcode == Opcode::read ? "read" : "write";
-  if (anything_retired()) [[unlikely]] collect_retired();
+  if (anything_retired()) [[unlikely]]
+    collect_retired();
   if (a[0] == nullptr) throw nb::type_error("missing argument: buffer");
   const Range range = range_of(a[0], a[3], a[2] == Py_None ? nullptr : a[2], name);
-  const Transfer t{opcode, range.buffer, a[1] == nullptr ? 0 : bytes_argument(a[1], "offset", name), range.size,
-                   range.offset, opcode == Opcode::write && a[4] != nullptr && PyObject_IsTrue(a[4]) == 1};
+  const Transfer t{opcode,     range.buffer, a[1] == nullptr ? 0 : bytes_argument(a[1], "offset", name),
+                   range.size, range.offset, opcode == Opcode::write && a[4] != nullptr && PyObject_IsTrue(a[4]) == 1};
   const bool unaligned = opcode == Opcode::read || (a[5] != nullptr && PyObject_IsTrue(a[5]) == 1);
   const Table::Use handle(Table::instance(), device.id);
-  if (!handle) [[unlikely]] raise_stale(device, name);
+  if (!handle) [[unlikely]]
+    raise_stale(device, name);
   OneCommand command;
   std::int64_t result;
-  if (!t.durable && command.start(*handle, handle.caller(), opcode, t.buffer, t.offset, t.size, t.buffer_offset)) [[likely]] {
+  if (!t.durable && command.start(*handle, handle.caller(), opcode, t.buffer, t.offset, t.size, t.buffer_offset))
+      [[likely]] {
     result = wait(*handle, command, t);
   } else {
     result = transfer_any(*handle, t, unaligned);
   }
-  if (result < 0) [[unlikely]] raise_result();
+  if (result < 0) [[unlikely]]
+    raise_result();
   return result;
 }
 
@@ -123,14 +133,17 @@ constexpr std::size_t kPositional = 4;
 PyObject* interned[std::size(kNames)];
 
 [[noreturn, gnu::cold]] void refuse_keyword(PyObject* keyword) {
-  throw nb::type_error(("unexpected or repeated keyword argument \"" + nb::cast<std::string>(nb::str(nb::handle(keyword))) +
+  throw nb::type_error(("unexpected or repeated keyword argument \"" +
+                        nb::cast<std::string>(nb::str(nb::handle(keyword))) +
                         "\"; the arguments are buffer, offset, size, buffer_offset, and for write durable, unaligned")
                            .c_str());
 }
 
 /// Puts `count` known arguments into `out` by name.
-inline void parse(PyObject* const* args, std::size_t positional, PyObject* keywords, std::size_t count, PyObject** out) {
-  if (positional > kPositional) [[unlikely]] throw nb::type_error("at most 4 positional arguments: buffer, offset, size, buffer_offset");
+inline void parse(PyObject* const* args, std::size_t positional, PyObject* keywords, std::size_t count,
+                  PyObject** out) {
+  if (positional > kPositional) [[unlikely]]
+    throw nb::type_error("at most 4 positional arguments: buffer, offset, size, buffer_offset");
   for (std::size_t i = 0; i < positional; ++i) out[i] = args[i];
   if (keywords == nullptr) return;
   const auto given = static_cast<std::size_t>(PyTuple_GET_SIZE(keywords));
@@ -142,7 +155,8 @@ inline void parse(PyObject* const* args, std::size_t positional, PyObject* keywo
       for (i = 0; i < count && PyUnicode_CompareWithASCIIString(keyword, kNames[i]) != 0; ++i) {
       }
     }
-    if (i == count || out[i] != nullptr) [[unlikely]] refuse_keyword(keyword);
+    if (i == count || out[i] != nullptr) [[unlikely]]
+      refuse_keyword(keyword);
     out[i] = args[positional + k];
   }
 }
@@ -151,8 +165,8 @@ template <Opcode opcode>
 PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) noexcept {
   try {
     PyObject* arguments[std::size(kNames)] = {};
-    parse(args, static_cast<std::size_t>(positional), keywords, opcode == Opcode::read ? kPositional : std::size(kNames),
-          arguments);
+    parse(args, static_cast<std::size_t>(positional), keywords,
+          opcode == Opcode::read ? kPositional : std::size(kNames), arguments);
     return PyLong_FromLongLong(transfer<opcode>(*nb::inst_ptr<PyDevice>(self), arguments));
   } catch (nb::python_error& error) {
     error.restore();
@@ -167,11 +181,13 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
 }
 
 PyMethodDef methods[] = {
-    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&method<Opcode::read>)), METH_FASTCALL | METH_KEYWORDS,
+    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&method<Opcode::read>)),
+     METH_FASTCALL | METH_KEYWORDS,
      "read($self, buffer, offset=0, size=None, buffer_offset=0)\n--\n\n"
      "Reads `size` bytes at `offset` of the device into a registered buffer, at `buffer_offset`; returns `size`.\n\n"
      "buffer: a Registration, or a view of memory inside of one. Offsets and size are bytes (an int, or text such as\n"
-     "\"1MiB\"); size defaults to the rest of the buffer. Whole blocks into memory at a multiple of 4 bytes go direct;\n"
+     "\"1MiB\"); size defaults to the rest of the buffer. Whole blocks into memory at a multiple of 4 bytes go "
+     "direct;\n"
      "other edges go through a buffer of ours.\n\n"
      "Raises `ugds.Error`: EINVAL (arguments, buffer not registered), ERANGE (beyond the device), EACCES (read-only\n"
      "buffer), EIO and others by NVMe status, ETIMEDOUT, ENODEV, EBADF (closed). Thread-safe. The interpreter lock is\n"
@@ -317,39 +333,54 @@ std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (
 }  // namespace
 
 void define_device(nb::module_& m) {
-  auto type = nb::class_<PyDevice>(m, "Device", nb::is_final(),
-                       "An open device. Made by `ugds.open`; a context manager. Thread-safe: any number of threads may use it.")
-      .def_prop_ro("uri", [](const PyDevice& d) { return d.uri; }, "What was opened.")
-      .def_prop_ro("transport", [](const PyDevice& d) { return d.transport; }, "How the controller is reached.")
-      .def_prop_ro("state", &state,
-                   "\"ready\", \"recovering\", \"wedged\" (the controller could not be stopped: buffers of its commands stay\n"
-                   "held), \"failed\", \"lost\" or \"closed\".")
-      .def_prop_ro("closed", &is_closed, "Whether the device is closed.")
-      .def_prop_ro("capacity", [](const PyDevice& d) {
-        return property(d, "capacity", [](const engine::Identity& i) { return i.capacity(); });
-      }, "Bytes of the namespace.")
-      .def_prop_ro("block_size", [](const PyDevice& d) {
-        return property(d, "block_size", [](const engine::Identity& i) { return std::uint64_t{i.block_size}; });
-      }, "Bytes of a block.")
-      .def_prop_ro("max_transfer", [](const PyDevice& d) {
-        return property(d, "max_transfer", [](const engine::Identity& i) { return i.max_transfer; });
-      }, "Bytes of the largest command; larger requests are cut.")
-      .def_prop_ro("info_fields", &info)
-      .def("flush", &flush, "Makes every completed write durable. Raises as `read`. Thread-safe.")
-      .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
-           "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
-      .def("queue_stats", &queue_stats)
-      .def("close", &close, nb::arg("drain") = 5.0,
-           "Waits for at most `drain` seconds for requests that run, then closes. Raises `ugds.Error` (EBUSY) if they do not\n"
-           "end, or if the device is wedged and cannot be reset. Does nothing the second time.")
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](const PyDevice& self, nb::args) { close(self, 5.0); })
-      .def("__reduce__",
-           [](const PyDevice&) -> nb::object {
-             throw nb::type_error("a Device cannot be pickled: open its URI in the other process");
-           })
-      .def("__repr__",
-           [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
+  auto type =
+      nb::class_<PyDevice>(
+          m, "Device", nb::is_final(),
+          "An open device. Made by `ugds.open`; a context manager. Thread-safe: any number of threads may use it.")
+          .def_prop_ro(
+              "uri", [](const PyDevice& d) { return d.uri; }, "What was opened.")
+          .def_prop_ro(
+              "transport", [](const PyDevice& d) { return d.transport; }, "How the controller is reached.")
+          .def_prop_ro("state", &state,
+                       "\"ready\", \"recovering\", \"wedged\" (the controller could not be stopped: buffers of its "
+                       "commands stay\n"
+                       "held), \"failed\", \"lost\" or \"closed\".")
+          .def_prop_ro("closed", &is_closed, "Whether the device is closed.")
+          .def_prop_ro(
+              "capacity",
+              [](const PyDevice& d) {
+                return property(d, "capacity", [](const engine::Identity& i) { return i.capacity(); });
+              },
+              "Bytes of the namespace.")
+          .def_prop_ro(
+              "block_size",
+              [](const PyDevice& d) {
+                return property(d, "block_size", [](const engine::Identity& i) { return std::uint64_t{i.block_size}; });
+              },
+              "Bytes of a block.")
+          .def_prop_ro(
+              "max_transfer",
+              [](const PyDevice& d) {
+                return property(d, "max_transfer", [](const engine::Identity& i) { return i.max_transfer; });
+              },
+              "Bytes of the largest command; larger requests are cut.")
+          .def_prop_ro("info_fields", &info)
+          .def("flush", &flush, "Makes every completed write durable. Raises as `read`. Thread-safe.")
+          .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
+               "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
+          .def("queue_stats", &queue_stats)
+          .def("close", &close, nb::arg("drain") = 5.0,
+               "Waits for at most `drain` seconds for requests that run, then closes. Raises `ugds.Error` (EBUSY) if "
+               "they do not\n"
+               "end, or if the device is wedged and cannot be reset. Does nothing the second time.")
+          .def("__enter__", [](nb::object self) { return self; })
+          .def("__exit__", [](const PyDevice& self, nb::args) { close(self, 5.0); })
+          .def("__reduce__",
+               [](const PyDevice&) -> nb::object {
+                 throw nb::type_error("a Device cannot be pickled: open its URI in the other process");
+               })
+          .def("__repr__",
+               [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
 
   add_methods(type);
 
@@ -370,10 +401,13 @@ void define_device(nb::module_& m) {
       nb::arg("uri"), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0, nb::arg("depth") = 0,
       nb::arg("deadline") = 30.0,
       "Opens a device by URI, such as \"emulated:1GiB\", and brings its controller up.\n\n"
-      "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the library's\n"
-      "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the controller\n"
+      "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the "
+      "library's\n"
+      "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the "
+      "controller\n"
       "reset if that does not end it.\n\n"
-      "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, EIO (the controller fails), EOPNOTSUPP (its format), ENOMEM,\n"
+      "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, EIO (the controller fails), EOPNOTSUPP (its format), "
+      "ENOMEM,\n"
       "EMFILE. Thread-safe.");
 
   m.def(

@@ -166,7 +166,8 @@ void close(PyRegistration& self) {
     error.length = reference.size;
     set_cause(error, "%llu commands on the buffer are in flight",
               static_cast<unsigned long long>(memory::Registry::instance().in_flight(reference)));
-    set_hint(error, "wait for the requests; after a time-out the buffer is held until the device is known to have stopped");
+    set_hint(error,
+             "wait for the requests; after a time-out the buffer is held until the device is known to have stopped");
     raise(error);
   }
   self.closed = true;
@@ -220,7 +221,8 @@ View view_of(nb::handle buffer, const char* operation) {
   const memory::Reference found = memory::Registry::instance().find(memory.address);
   const std::uint64_t begin = reinterpret_cast<std::uintptr_t>(memory.address);
   if (!found || begin + memory.size > found.address + found.size) {
-    raise_new(EINVAL, operation, "the buffer is not registered", "use `with ugds.register(x) as buf:` once, before I/O");
+    raise_new(EINVAL, operation, "the buffer is not registered",
+              "use `with ugds.register(x) as buf:` once, before I/O");
   }
   View view{found, begin - found.address, memory.size};
   view.buffer.readonly = found.readonly || memory.readonly;
@@ -231,36 +233,47 @@ PyTypeObject* registration_type = nullptr;
 
 void define_registration(nb::module_& m) {
   auto type =
-      nb::class_<PyRegistration>(m, "Registration", nb::type_slots(registration_slots), nb::is_final(),
-                             "A buffer that is pinned and mapped to the open devices, until `close()`. Made by `ugds.register` and\n"
-                             "`ugds.empty`. Supports the buffer protocol. Thread-safe.")
-      .def_prop_ro("address", [](const PyRegistration& r) { return r.reference.address; }, "Address of the first byte.")
-      .def_prop_ro("nbytes", [](const PyRegistration& r) { return r.reference.size; }, "Size in bytes.")
-      .def_prop_ro("memory", [](const PyRegistration& r) { return memory::kind_name(r.kind); },
-                   "Kind of memory: \"host\", \"cuda\" or \"hip\".")
-      .def_prop_ro("route", [](const PyRegistration& r) { return memory::route_name(r.route); },
-                   "Where the device's DMA lands: \"direct\" is in this buffer.")
-      .def_prop_ro("readonly", [](const PyRegistration& r) { return r.reference.readonly; },
-                   "Whether only writes to a device may use it.")
-      .def_prop_ro("generation", [](const PyRegistration& r) { return r.reference.generation; },
-                   "The number of this registration; later ones have larger numbers.")
-      .def_prop_ro("closed", [](const PyRegistration& r) { return r.closed; }, "Whether `close()` was called.")
-      .def_prop_ro("owner", [](const PyRegistration& r) { return r.owner; }, "The object that was registered.",
-                   nb::sig("def owner(self) -> object"))
-      .def("close", &close,
-           "Unmaps the buffer. Raises `ugds.Error` (EBUSY) while commands on it are in flight; nothing has changed then.\n"
-           "Does nothing the second time.")
-      .def("__enter__", [](nb::object self) { return self; })
-      .def("__exit__", [](PyRegistration& self, nb::args) { close(self); })
-      .def("__len__", [](const PyRegistration& r) { return r.reference.size; })
-      .def("__reduce__",
-           [](const PyRegistration&) -> nb::object {
-             throw nb::type_error("a Registration cannot be pickled: it is memory of this process");
-           })
-      .def("__repr__", [](const PyRegistration& r) {
-        return "<ugds.Registration " + std::to_string(r.reference.size) + " bytes, memory=" + memory::kind_name(r.kind) +
-               " route=" + memory::route_name(r.route) + (r.closed ? " closed>" : ">");
-      });
+      nb::class_<PyRegistration>(
+          m, "Registration", nb::type_slots(registration_slots), nb::is_final(),
+          "A buffer that is pinned and mapped to the open devices, until `close()`. Made by `ugds.register` and\n"
+          "`ugds.empty`. Supports the buffer protocol. Thread-safe.")
+          .def_prop_ro(
+              "address", [](const PyRegistration& r) { return r.reference.address; }, "Address of the first byte.")
+          .def_prop_ro(
+              "nbytes", [](const PyRegistration& r) { return r.reference.size; }, "Size in bytes.")
+          .def_prop_ro(
+              "memory", [](const PyRegistration& r) { return memory::kind_name(r.kind); },
+              "Kind of memory: \"host\", \"cuda\" or \"hip\".")
+          .def_prop_ro(
+              "route", [](const PyRegistration& r) { return memory::route_name(r.route); },
+              "Where the device's DMA lands: \"direct\" is in this buffer.")
+          .def_prop_ro(
+              "readonly", [](const PyRegistration& r) { return r.reference.readonly; },
+              "Whether only writes to a device may use it.")
+          .def_prop_ro(
+              "generation", [](const PyRegistration& r) { return r.reference.generation; },
+              "The number of this registration; later ones have larger numbers.")
+          .def_prop_ro(
+              "closed", [](const PyRegistration& r) { return r.closed; }, "Whether `close()` was called.")
+          .def_prop_ro(
+              "owner", [](const PyRegistration& r) { return r.owner; }, "The object that was registered.",
+              nb::sig("def owner(self) -> object"))
+          .def("close", &close,
+               "Unmaps the buffer. Raises `ugds.Error` (EBUSY) while commands on it are in flight; nothing has changed "
+               "then.\n"
+               "Does nothing the second time.")
+          .def("__enter__", [](nb::object self) { return self; })
+          .def("__exit__", [](PyRegistration& self, nb::args) { close(self); })
+          .def("__len__", [](const PyRegistration& r) { return r.reference.size; })
+          .def("__reduce__",
+               [](const PyRegistration&) -> nb::object {
+                 throw nb::type_error("a Registration cannot be pickled: it is memory of this process");
+               })
+          .def("__repr__", [](const PyRegistration& r) {
+            return "<ugds.Registration " + std::to_string(r.reference.size) +
+                   " bytes, memory=" + memory::kind_name(r.kind) + " route=" + memory::route_name(r.route) +
+                   (r.closed ? " closed>" : ">");
+          });
 
   registration_type = reinterpret_cast<PyTypeObject*>(type.ptr());
 
@@ -275,7 +288,8 @@ void define_registration(nb::module_& m) {
       },
       nb::arg("obj"), nb::arg("devices") = nb::none(), nb::arg("require") = nb::none(),
       "Pins a buffer and maps it to every open device, and to those opened later.\n\n"
-      "obj: contiguous memory of any alignment and size, by the buffer protocol (NumPy, bytearray, memoryview, mmap) or\n"
+      "obj: contiguous memory of any alignment and size, by the buffer protocol (NumPy, bytearray, memoryview, mmap) "
+      "or\n"
       "DLPack (torch, JAX). Read-only memory can only be written to a device. `devices` narrows it to some devices.\n"
       "`require` demands a route (\"direct\").\n\n"
       "Raises `ugds.Error`: EEXIST (overlaps a registered buffer), EINVAL (empty, not contiguous), EFAULT, EOPNOTSUPP\n"
@@ -289,7 +303,8 @@ void define_registration(nb::module_& m) {
         return add(std::move(memory), nb::none(), {});
       },
       nb::arg("size"),
-      "Registered host memory of `size` bytes (an int, or text such as \"64MiB\"), zeroed and page-aligned, in huge pages\n"
+      "Registered host memory of `size` bytes (an int, or text such as \"64MiB\"), zeroed and page-aligned, in huge "
+      "pages\n"
       "where there are some. Every transport can reach it. Use it through the buffer protocol:\n"
       "`numpy.frombuffer(buf, dtype)`. Raises `ugds.Error`: ENOMEM, EINVAL. Thread-safe.");
 }

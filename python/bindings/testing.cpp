@@ -18,9 +18,9 @@ namespace ugds::python {
 
 namespace {
 
-using engine::Table;
 using emulator::Controller;
 using emulator::Fault;
+using engine::Table;
 
 struct PyEmulator {
   engine::HandleId id = 0;
@@ -39,12 +39,18 @@ auto on(const PyEmulator& self, Body&& body) {
 }
 
 constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
-    {"status", Fault::Kind::status},           {"hang", Fault::Kind::hang},
-    {"late", Fault::Kind::late},               {"late_write", Fault::Kind::late_write},
-    {"duplicate", Fault::Kind::duplicate},     {"unknown_id", Fault::Kind::unknown_id},
-    {"corrupt", Fault::Kind::corrupt},         {"wrong_sq_head", Fault::Kind::wrong_sq_head},
-    {"never_ready", Fault::Kind::never_ready}, {"never_stopped", Fault::Kind::never_stopped},
-    {"fatal", Fault::Kind::fatal},             {"remove", Fault::Kind::remove},
+    {"status", Fault::Kind::status},
+    {"hang", Fault::Kind::hang},
+    {"late", Fault::Kind::late},
+    {"late_write", Fault::Kind::late_write},
+    {"duplicate", Fault::Kind::duplicate},
+    {"unknown_id", Fault::Kind::unknown_id},
+    {"corrupt", Fault::Kind::corrupt},
+    {"wrong_sq_head", Fault::Kind::wrong_sq_head},
+    {"never_ready", Fault::Kind::never_ready},
+    {"never_stopped", Fault::Kind::never_stopped},
+    {"fatal", Fault::Kind::fatal},
+    {"remove", Fault::Kind::remove},
 };
 
 Fault::Kind kind_of(const std::string& name) {
@@ -132,7 +138,8 @@ void define_testing(nb::module_& m) {
             on(self, [&](Controller& c) { c.poke(ns, offset, data.c_str(), data.size()); });
           },
           nb::arg("offset"), nb::arg("data"), nb::arg("namespace") = 1)
-      .def("stored_bytes", [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.stored_bytes(); }); })
+      .def("stored_bytes",
+           [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.stored_bytes(); }); })
       .def("virtual_now_ns",
            [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.virtual_now_ns(); }); })
       .def(

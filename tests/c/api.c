@@ -62,7 +62,11 @@ static void test_round_trip(void) {
   CHECK(memcmp(in + 4096 + 512, out + 4096, 8192) == 0);
   CHECK(uGDSDiscard(fh, 1 << 20, 4096) == 0);
   CHECK(uGDSRead(fh, in, 4096, 1 << 20, 0) == 4096);
-  for (size_t i = 0; i < 4096; ++i) if (in[i] != 0) { CHECK(!"discarded blocks read as zeros"); break; }
+  for (size_t i = 0; i < 4096; ++i)
+    if (in[i] != 0) {
+      CHECK(!"discarded blocks read as zeros");
+      break;
+    }
   CHECK(uGDSRead(fh, in, 0, 0, 0) == 0);
   CHECK(uGDSBufDeregister(in).err == UGDS_SUCCESS);
   CHECK(uGDSBufDeregister(in).err == UGDS_MEMORY_NOT_REGISTERED);
@@ -94,7 +98,11 @@ static void test_bad_arguments(void) {
   CHECK(uGDSRead(NULL, buffer, 4096, 0, 0) == -EBADF && error_says("closed"));
   CHECK(uGDSRead((uGDSHandle_t)buffer, buffer, 4096, 0, 0) == -EBADF);
   CHECK(uGDSFlush((uGDSHandle_t)1) == -EBADF || fh == (uGDSHandle_t)1);
-  for (size_t i = 0; i < sizeof buffer; ++i) if (buffer[i] != 0x55) { CHECK(!"a refused request changed memory"); break; }
+  for (size_t i = 0; i < sizeof buffer; ++i)
+    if (buffer[i] != 0x55) {
+      CHECK(!"a refused request changed memory");
+      break;
+    }
 
   uGDSDescr_t bad = {.type = 3, .handle = {.handle = "emulated:1MiB?latencyy=3us"}};
   CHECK(uGDSHandleRegister(&other, &bad).err == UGDS_INVALID_VALUE && error_says("latency"));

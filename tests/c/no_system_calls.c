@@ -57,7 +57,8 @@ static void* submit(void* argument) {
     return NULL;
   }
   for (int i = 0; i < reads; ++i) {
-    if (uGDSRead(job->fh, job->buffer, 4096, (i % 256) * 4096, 0) != 4096 || job->buffer[0] != (unsigned char)(i % 256)) {
+    if (uGDSRead(job->fh, job->buffer, 4096, (i % 256) * 4096, 0) != 4096 ||
+        job->buffer[0] != (unsigned char)(i % 256)) {
       atomic_fetch_add(&wrong, 1);
     }
     if (planted && i == reads / 2) syscall(SYS_getppid);

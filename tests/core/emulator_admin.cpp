@@ -200,6 +200,20 @@ TEST_CASE("emulator: Abort ends a held command, a queued one, and says when ther
   CHECK(h->quiet(1));
 }
 
+TEST_CASE("emulator: Abort finds a command far back in the queue, before the controller has come to it") {
+  auto h = ready_host("1MiB?pump=caller&clock=virtual&latency=1s", 128);
+  Dma buffer(h->c, 4096);
+  for (std::uint16_t cid = 0; cid < 100; ++cid)
+    h->place(1, h->transfer(nvme::Opcode::read, 1, 0, 1, buffer, 0, 4096), cid);
+  h->ring(1);
+  h->submit(0, nvme::abort(1, 99), 500);
+  h->turn();
+  CHECK(nvme::was_aborted(h->wait(0).result));
+  CHECK(h->wait(1).cid == 99);
+  for (std::uint16_t cid = 0; cid < 99; ++cid) CHECK(h->wait(1).status == 0);
+  CHECK(h->quiet(1));
+}
+
 TEST_CASE("emulator: deleting a queue ends its commands, unless nothing ends them") {
   auto h = ready_host("1MiB?pump=caller");
   h->c.inject({.kind = Fault::Kind::hang});

@@ -248,8 +248,8 @@ TEST_CASE("lists at different places of one page do not overlap") {
   f.h.c.inject({.kind = Fault::Kind::hang, .count = 2});
   SubmissionEntry e = f.read(4);
   f.h.submit(1, e, 1);
-  for (int i = 0; i < 3; ++i) f.lists.as<std::uint64_t>()[100 + i] = f.buffer.iova + 65536 + i * kPage;
-  e.prp2 = f.lists.iova + 800;
+  for (int i = 0; i < 3; ++i) f.lists.as<std::uint64_t>()[3 + i] = f.buffer.iova + 65536 + i * kPage;
+  e.prp2 = f.lists.iova + 3 * 8;  // right behind the first
   f.h.submit(1, e, 2);
   f.h.turn();
   CHECK(f.h.violation_count() == 0);
