@@ -141,7 +141,7 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   const bool in_range = t.buffer && t.offset <= capacity && t.size <= capacity - t.offset &&
                         t.buffer_offset <= t.buffer.size && t.size <= t.buffer.size - t.buffer_offset &&
                         !(t.buffer.readonly && t.opcode == Opcode::read);
-  if (is_aligned_transfer(handle, t) || t.size == 0) return run(handle, t, interrupt);
+  if (is_aligned_transfer(handle, t)) return run(handle, t, interrupt);
   if (!in_range) {
     if (t.buffer && (t.buffer_offset > t.buffer.size || t.size > t.buffer.size - t.buffer_offset)) {
       return refuse(handle, t, EINVAL, "the range reaches beyond the registered buffer", "give a smaller size");
@@ -154,6 +154,7 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
       return refuse(handle, t, EINVAL, "the buffer is not registered", "register it once, before the first I/O");
     return refuse(handle, t, ERANGE, "the range ends beyond the device", "compare it with the device's capacity");
   }
+  if (t.size == 0) return 0;
   if (t.opcode == Opcode::write && !read_modify_write) {
     return refuse(handle, t, EINVAL,
                   "an unaligned write must read and rewrite the blocks at its edges, which was not allowed",
