@@ -50,8 +50,12 @@ class Table {
       users_ = &slot.users[caller_ % kStripes].count;
       // Ours: count in, then look at the identifier. Closing: mark the identifier, then look at the counts.
       users_->fetch_add(1, std::memory_order_seq_cst);
-      if (slot.id.load(std::memory_order_seq_cst) != id) [[unlikely]]
+      if (slot.id.load(std::memory_order_seq_cst) != id) [[unlikely]] {
+        // Out again at once: whoever closes the slot waits for its users.
+        users_->fetch_sub(1, std::memory_order_release);
+        users_ = &table.nobodys_;
         return;
+      }
       handle_ = slot.handle;
       if (handle_ == nullptr) __builtin_unreachable();  // a free slot has nobody's identifier
     }
@@ -96,6 +100,7 @@ class Table {
   Slot* reserve(HandleId id);
   void release(Slot& slot);
 
+  std::atomic<std::uint32_t> nobodys_{0};  ///< a count that is never looked at, for uses that found nothing
   std::mutex lock_;
   bool fork_hooks_ = false;
   HandleId next_ = 1;
