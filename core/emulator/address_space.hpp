@@ -3,7 +3,7 @@
 // The address translation between the controller and this process's memory: an IOMMU that forgives nothing.
 //
 // IOVAs are handed out upwards from 2^48, which no pointer of a process reaches (x86-64: 2^47, AArch64: 2^48), and
-// never again, so that a stale address can neither hit later memory nor work by being a pointer. There are 32 TiB of
+// never again, so that a stale address can neither hit later memory nor work by being a pointer. There are 8 TiB of
 // them. Translation is one load a page from a flat table that is committed as the addresses are handed out.
 #pragma once
 
