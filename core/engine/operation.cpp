@@ -50,7 +50,10 @@ bool Operation::refuse_arguments() {
   const Transfer& t = transfer_;
   const memory::Reference& b = t.buffer;
   const auto number = [](std::uint64_t n) { return static_cast<unsigned long long>(n); };
-  if (((t.offset | t.size) & handle_.geometry().block_mask) != 0) {
+  if (b && t.buffer_offset > b.size) {  // first: without a size given, the rest of the buffer has wrapped
+    refuse(EINVAL, "the offset in the buffer, %llu, lies beyond it: it has %llu bytes", number(t.buffer_offset),
+           number(b.size));
+  } else if (((t.offset | t.size) & handle_.geometry().block_mask) != 0) {
     refuse(EINVAL, "offset and size must be multiples of the block size, %u bytes", handle_.identity().block_size);
   } else if (t.offset > handle_.geometry().capacity || t.size > handle_.geometry().capacity - t.offset) {
     refuse(ERANGE, "the range ends beyond the device, which has %llu bytes", number(handle_.geometry().capacity));

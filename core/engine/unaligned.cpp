@@ -155,6 +155,13 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
     return refuse(handle, t, ERANGE, "the range ends beyond the device", "compare it with the device's capacity");
   }
   if (t.size == 0) return 0;
+  // Also where all of it would go through our own buffer: a request that needs the mapping in its middle would fail
+  // there, half done.
+  if (t.buffer.registration->pages(handle.geometry().number) == nullptr &&
+      t.buffer.registration->generation() == t.buffer.generation) {
+    return refuse(handle, t, ENXIO, "the buffer is not mapped to this device",
+                  "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
+  }
   if (t.opcode == Opcode::write && !read_modify_write) {
     return refuse(handle, t, EINVAL,
                   "an unaligned write must read and rewrite the blocks at its edges, which was not allowed",
