@@ -54,6 +54,7 @@ Handle::Handle(const std::string& uri, const Policy& policy) : policy_(policy) {
   } catch (Failure& failure) {
     tear_down();
     Error error = failure.error();
+    error.operation = "open";  // whatever part of it failed
     if (error.device[0] == '\0') set_device(error, uri.c_str());
     throw Failure(error);
   } catch (...) {

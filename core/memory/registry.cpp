@@ -96,6 +96,11 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
       const bool wanted = devices.empty() || std::find(devices.begin(), devices.end(), device) != devices.end();
       if (wanted && devices_[device] != nullptr) map_to(r, device);
     }
+  } catch (Failure& failure) {
+    unmap_all(r);
+    free_.push_back(at);
+    failure.error().operation = "register";
+    throw Failure(failure.error());
   } catch (...) {
     unmap_all(r);
     free_.push_back(at);

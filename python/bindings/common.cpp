@@ -70,7 +70,14 @@ void raise_new(int code, const char* operation, const std::string& cause, const 
 }
 
 std::uint64_t size_argument(nb::handle value, const char* name, const char* operation) {
-  if (PyUnicode_Check(value.ptr())) return parse_size(nb::cast<std::string>(value), name);
+  if (PyUnicode_Check(value.ptr())) {
+    try {
+      return parse_size(nb::cast<std::string>(value), name);
+    } catch (Failure& failure) {
+      failure.error().operation = operation;
+      throw Failure(failure.error());
+    }
+  }
   if (!PyIndex_Check(value.ptr()) || PyBool_Check(value.ptr())) {
     throw nb::type_error((std::string(name) + " must be an int or text such as \"64MiB\", not " +
                           nb::cast<std::string>(value.type().attr("__name__")))
