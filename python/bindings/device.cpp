@@ -100,6 +100,14 @@ inline std::int64_t wait(engine::Handle& handle, OneCommand& command, const Tran
   raise_last();
 }
 
+/// A flag as Python's `if` takes it.
+inline bool flag(PyObject* value) {
+  if (value == nullptr || value == Py_False) return false;
+  const int truth = PyObject_IsTrue(value);
+  if (truth < 0) throw nb::python_error();
+  return truth != 0;
+}
+
 template <Opcode opcode>
 std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
   constexpr const char* name = opcode == Opcode::read ? "read" : "write";
@@ -108,8 +116,8 @@ std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
   if (a[0] == nullptr) throw nb::type_error("missing argument: buffer");
   const Range range = range_of(a[0], a[3], a[2] == Py_None ? nullptr : a[2], name);
   const Transfer t{opcode,     range.buffer, a[1] == nullptr ? 0 : bytes_argument(a[1], "offset", name),
-                   range.size, range.offset, opcode == Opcode::write && a[4] != nullptr && PyObject_IsTrue(a[4]) == 1};
-  const bool unaligned = opcode == Opcode::read || (a[5] != nullptr && PyObject_IsTrue(a[5]) == 1);
+                   range.size, range.offset, opcode == Opcode::write && flag(a[4])};
+  const bool unaligned = opcode == Opcode::read || flag(a[5]);
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) [[unlikely]]
     raise_stale(device, name);

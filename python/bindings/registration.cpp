@@ -133,6 +133,7 @@ std::vector<std::uint32_t> numbers_of(const std::optional<std::vector<nb::object
   if (devices->empty()) raise_new(EINVAL, "register", "an empty list of devices", "name one, or leave `devices` out");
   for (const nb::object& object : *devices) {
     auto& table = engine::Table::instance();
+    if (!nb::isinstance<PyDevice>(object)) throw nb::type_error("devices must be a sequence of Device objects");
     const auto& device = nb::cast<const PyDevice&>(object);
     const engine::Table::Use handle(table, device.id);
     if (!handle) {
