@@ -51,6 +51,7 @@ constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
     {"never_stopped", Fault::Kind::never_stopped},
     {"fatal", Fault::Kind::fatal},
     {"remove", Fault::Kind::remove},
+    {"reset_fails", Fault::Kind::reset_fails},
 };
 
 Fault::Kind kind_of(const std::string& name) {
