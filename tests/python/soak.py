@@ -253,7 +253,8 @@ def reopen(shared: Round) -> None:
         while not shared.stop.is_set():
             with (
                 ugds.open(f"emulated:1MiB?shadow={rng.randint(0, 1)}", queues=1) as second,
-                ugds.empty("64KiB") as mine,ugds.testing.strict(second)
+                ugds.empty("64KiB") as mine,
+                ugds.testing.strict(second),
             ):
                 view = np.frombuffer(mine, "u1")
                 view[:] = np.frombuffer(rng.randbytes(64 * KIB), "u1")
