@@ -88,13 +88,15 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
     const std::uint64_t spent = monotonic_ns() - start;
     return spent < limit_ns ? limit_ns - spent : 0;
   };
-  // Nobody new comes in from here on.
+  // Nobody new comes in from here on. Once the counts were seen at 0 nobody is inside: what is counted later is a caller
+  // with a stale identifier, on its way out.
   slot->id.store(nobody(*slot), std::memory_order_seq_cst);
-  while (users(*slot) != 0 && left() != 0) {
+  bool idle = users(*slot) == 0;
+  while (!idle && left() != 0) {
     const timespec wait{0, 50'000};
     nanosleep(&wait, nullptr);
+    idle = users(*slot) == 0;
   }
-  bool idle = users(*slot) == 0;
   if (idle && mode == Mode::force)
     idle = slot->handle->force_stop() && (slot->handle->drain(limit_ns), true);
   else if (idle)
