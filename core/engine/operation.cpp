@@ -40,8 +40,6 @@ namespace {
 constexpr std::uint64_t kInterruptInterval = 20'000'000;
 /// How often a wait looks at the device: a register read costs about as much as a command.
 constexpr std::uint64_t kLookInterval = 100'000;
-/// From when on a wait gives the processor away at each look.
-constexpr std::uint64_t kYieldAfter = 1'000'000;
 
 }  // namespace
 
@@ -194,9 +192,9 @@ bool Operation::attend() {
   if (begun_ == 0) begun_ = looked_ = now;
   if (now - looked_ < ns_to_ticks(kLookInterval)) return done();
   looked_ = now;
-  // A device that is at work answers sooner. Perhaps what it waits for needs this processor: an emulated controller's
-  // thread, or the thread that owns the queue.
-  if (now - begun_ > ns_to_ticks(kYieldAfter)) sched_yield();
+  // An emulated device that is running answers sooner. Perhaps its thread needs this processor, or the thread that owns
+  // the queue does; a real device loses less by it than it takes.
+  sched_yield();
   handle_.check_controller();
   const State state = handle_.state();
   if (state == State::recovering) return done();
