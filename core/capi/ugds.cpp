@@ -13,9 +13,11 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "engine/one_command.hpp"
 #include "engine/table.hpp"
@@ -38,6 +40,7 @@ static_assert(sizeof(uGDSIOParams_t) == 48 && sizeof(uGDSIOEvents_t) == 24);
 /// What C callers opened and registered, for the last uGDSDriverClose. Python's are its own.
 struct Driver {
   std::mutex lock;
+  bool fork_hooks = false;
   std::atomic<int> opened{0};
   std::vector<HandleId> handles;
   std::vector<Reference> buffers;
@@ -45,6 +48,18 @@ struct Driver {
 
 constinit ugds::Immortal<Driver> the_driver;
 Driver& driver() { return the_driver.value; }
+
+void prepare_for_fork() {
+  Table::instance().prepare_for_fork();  // locked after this, so its hooks come first
+  std::lock_guard guard(driver().lock);
+  if (std::exchange(driver().fork_hooks, true)) return;
+  ugds::on_fork({[] { driver().lock.lock(); }, [] { driver().lock.unlock(); },
+                 [] {
+                   driver().handles.clear();  // the parent's
+                   driver().buffers.clear();
+                   driver().lock.unlock();
+                 }});
+}
 
 bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
 
@@ -177,6 +192,7 @@ extern "C" {
 
 uGDSError_t uGDSDriverOpen(void) {
   return guarded("driver open", [] {
+    prepare_for_fork();
     std::lock_guard guard(driver().lock);
     ++driver().opened;
     return answer(UGDS_SUCCESS);
@@ -211,11 +227,15 @@ uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr) {
   if (fh == nullptr || descr == nullptr) return refuse("open", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   *fh = nullptr;
   return guarded("open", [&] {
-    const std::string uri = uri_of(*descr);
-    std::lock_guard guard(driver().lock);
-    driver().handles.reserve(driver().handles.size() + 1);
-    driver().handles.push_back(Table::instance().open(uri, {}));
-    *fh = reinterpret_cast<uGDSHandle_t>(driver().handles.back());
+    const HandleId id = Table::instance().open(uri_of(*descr), {});
+    try {
+      std::lock_guard guard(driver().lock);
+      driver().handles.push_back(id);
+    } catch (...) {
+      Table::instance().abandon(id);
+      throw;
+    }
+    *fh = reinterpret_cast<uGDSHandle_t>(id);
     return answer(UGDS_SUCCESS);
   });
 }
@@ -266,10 +286,14 @@ uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
   }
   if (flags != 0) return unsupported("register");
   return guarded("register", [&] {
-    std::lock_guard guard(driver().lock);
-    driver().buffers.reserve(driver().buffers.size() + 1);
-    driver().buffers.push_back(
-        Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false));
+    const Reference buffer = Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false);
+    try {
+      std::lock_guard guard(driver().lock);
+      driver().buffers.push_back(buffer);
+    } catch (...) {
+      Registry::instance().close(buffer);
+      throw;
+    }
     return answer(UGDS_SUCCESS);
   });
 }

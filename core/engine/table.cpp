@@ -14,6 +14,7 @@ namespace ugds::engine {
 constinit Immortal<Table> table;
 
 void Table::prepare_for_fork() {
+  std::lock_guard guard(lock_);
   if (std::exchange(fork_hooks_, true)) return;
   on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
            [] {
@@ -32,9 +33,9 @@ void Table::prepare_for_fork() {
 HandleId Table::open(const std::string& uri, const Policy& policy) {
   Slot* slot = nullptr;
   HandleId id = 0;
+  prepare_for_fork();
   {
     std::lock_guard guard(lock_);
-    prepare_for_fork();
     for (std::uint32_t i = 0; i < kSlots && slot == nullptr; ++i) {
       Slot& candidate = slots_[(next_ + i) % kSlots];
       if (candidate.reserved || candidate.handle != nullptr) continue;
@@ -88,8 +89,8 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
     const std::uint64_t spent = monotonic_ns() - start;
     return spent < limit_ns ? limit_ns - spent : 0;
   };
-  // Nobody new comes in from here on. Once the counts were seen at 0 nobody is inside: what is counted later is a caller
-  // with a stale identifier, on its way out.
+  // Nobody new comes in from here on. Once the counts were seen at 0 nobody is inside: what is counted later is a
+  // caller with a stale identifier, on its way out.
   slot->id.store(nobody(*slot), std::memory_order_seq_cst);
   bool idle = users(*slot) == 0;
   while (!idle && left() != 0) {

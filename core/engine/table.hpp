@@ -25,6 +25,9 @@ class Table {
   static Table& instance();
   constexpr Table() = default;
 
+  /// Makes `fork` safe for the table. Called by `open`, and by whoever locks something before calling it.
+  void prepare_for_fork();
+
   /// Opens a device. Throws Failure.
   HandleId open(const std::string& uri, const Policy& policy);
 
@@ -95,7 +98,6 @@ class Table {
   /// An identifier that belongs to another slot, so that no caller's can be equal to it here.
   HandleId nobody(const Slot& slot) const { return static_cast<HandleId>(&slot - slots_.data()) ^ 1; }
   bool is_open(const Slot& slot) const { return slot.handle != nullptr && slot.id.load() != nobody(slot); }
-  void prepare_for_fork();
   std::uint64_t users(const Slot& slot) const;
   Slot* reserve(HandleId id);
   void release(Slot& slot);

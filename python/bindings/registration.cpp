@@ -307,7 +307,8 @@ void define_registration(nb::module_& m) {
       "Registered host memory of `size` bytes (an int, or text such as \"64MiB\"), zeroed and page-aligned, in huge "
       "pages\n"
       "where there are some. Every transport can reach it. Use it through the buffer protocol:\n"
-      "`numpy.frombuffer(buf, dtype)`. Raises `ugds.Error`: ENOMEM, EINVAL. Thread-safe.");
+      "`numpy.frombuffer(buf, dtype)`. A child of `fork` does not have it: touching it there ends the child. Raises "
+      "`ugds.Error`: ENOMEM, EINVAL. Thread-safe.");
 }
 
 }  // namespace ugds::python
