@@ -147,7 +147,7 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
     )
     overhead.add_argument("--calls", type=positive, default=1000, help="reads to count over (%(default)s)")
 
-    for kind, default in ((sync, "emulated:1GiB"), (setup, "emulated:64MiB"), (overhead, "emulated:64MiB?pump=caller")):
+    for kind, default in ((sync, "emulated:1GiB"), (setup, "emulated:1GiB"), (overhead, "emulated:64MiB?pump=caller")):
         kind.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
         _json_option(kind)
 

@@ -43,9 +43,8 @@ def in_fresh_process(uri: str) -> int:
 
 
 def measure(uri: str, processes: int, repetitions: int) -> list[Record]:
-    _, memory, route = first_read(
-        uri
-    )  # says what is wrong with the device, where something is, before any process starts
+    # Says what is wrong with the device, where something is, before any process starts.
+    _, memory, route = first_read(uri)
     fresh = [in_fresh_process(uri) / 1e6 for _ in range(processes)]
     again = [first_read(uri)[0] / 1e6 for _ in range(repetitions)]
     return [

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures that the project promises, held to by the commands that print them."""
+
+import json
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def figures(*command: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", "ugds", "bench", *command, "--json"], capture_output=True, text=True, check=True
+    )
+    found: dict[str, float] = {}
+    for line in done.stdout.splitlines():
+        found.update((name, figure["value"]) for name, figure in json.loads(line)["figures"].items())
+    return found
+
+
+def test_a_read_costs_few_instructions_in_c_and_few_more_in_python() -> None:
+    got = figures("overhead", "--calls", "500")
+    assert got["sync_read_4k_instructions"] <= 400
+    assert got["python_extra_instructions"] <= 1500
+    assert got["python_extra_us"] <= 1.5
+
+
+def test_the_first_byte_is_there_within_five_milliseconds() -> None:
+    # The median of a command's own processes; the best of a few commands, since the machine may have other work.
+    assert min(figures("setup")["open_to_first_read_ms"] for _ in range(3)) < 5
+
+
+def test_reads_of_an_emulated_device_are_as_fast_as_the_copy_that_it_makes() -> None:
+    # Run by the caller, so that the figure is not one of how threads are scheduled.
+    command = ("sync", "--sizes", "1MiB", "--threads", "1", "--device", "emulated:1GiB?pump=caller")
+    assert statistics.median(figures(*command)["ratio_to_memcpy"] for _ in range(3)) >= 0.8
