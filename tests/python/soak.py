@@ -279,6 +279,14 @@ def resources() -> dict[str, int]:
     }
 
 
+def settled(expected: dict[str, int]) -> dict[str, int]:
+    """What is in use when it is as expected, or after a while: a thread that was joined is still listed for a moment."""
+    end = time.monotonic() + 10
+    while (now := resources()) != expected and time.monotonic() < end:
+        time.sleep(0.05)
+    return now
+
+
 def play(seed: int, seconds: float, threads: int) -> tuple[int, str, list[str]]:
     """One round: operations, the device, and what was wrong."""
     rng = random.Random(seed)
@@ -310,7 +318,7 @@ def play(seed: int, seconds: float, threads: int) -> tuple[int, str, list[str]]:
         for worker in workers:
             worker.close_buffers()
     del workers, worker, pool, thread
-    after = resources()
+    after = settled(before)
     wrong = [f"{name}: {before[name]} before, {after[name]} after" for name in before if before[name] != after[name]]
     return sum(shared.operations), uri, wrong
 
