@@ -54,6 +54,9 @@ void Handle::check_controller() {
   if (status.gone() && controller_->gone()) return lose();
   if (status.fatal() && state() == State::ready)
     return recover_broken("the controller reports a fatal status (CSTS.CFS)");
+  // Somebody else reset it, or its power was away: what it was given is forgotten, and nothing will complete.
+  if (!status.ready() && state() == State::ready)
+    return recover_broken("the controller is not ready any more (CSTS.RDY)");
   for (auto& pair : queues_) {
     if (pair->distrusted() && state() == State::ready) {
       return recover_broken("the controller posted a completion that no command was waiting for");
@@ -85,6 +88,11 @@ void Handle::recover_overdue(queue::QueuePair& pair, std::uint16_t cid, std::uin
 void Handle::recover_broken(const char* why) {
   std::lock_guard guard(recovery_lock_);
   if (state() != State::ready) return;
+  // What the caller saw may be from before another's recovery.
+  const nvme::ControllerStatus status = controller_->status();
+  bool broken = status.fatal() || !status.ready();
+  for (auto& pair : queues_) broken = broken || pair->distrusted();
+  if (!broken) return;
   set_state(State::recovering, why);
   reset_and_restart();
 }
