@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "base/steps.hpp"
 #include "base/text.hpp"
 #include "base/units.hpp"
@@ -20,7 +21,7 @@ namespace {
 constexpr std::uint64_t kHugePage = 2_MiB;
 }
 
-HostMemory::HostMemory(std::uint64_t size) : size_(size) {
+HostMemory::HostMemory(std::uint64_t size) : size_(size), born_(fork_generation()) {
   if (size == 0) fail(EINVAL, "empty", "a buffer of no bytes", "ask for at least one");
   if (size > std::uint64_t{1} << 47) fail(ENOMEM, "empty", "no memory for " + format_size(size), "ask for less");
   setup_step("host memory: allocate");
@@ -56,7 +57,8 @@ bool HostMemory::map(std::uint64_t size, unsigned flags) {
 }
 
 HostMemory::~HostMemory() {
-  munmap(data_, mapped_);
+  // A child of a fork did not inherit it: what it has there is its own.
+  if (fork_generation() == born_) munmap(data_, mapped_);
   close(descriptor_);
 }
 

@@ -29,6 +29,7 @@ class HostMemory {
   std::uint64_t size_ = 0;
   std::uint64_t mapped_ = 0;
   int descriptor_ = -1;
+  unsigned born_;  ///< fork_generation()
   bool huge_ = false;
 };
 
