@@ -66,6 +66,7 @@ struct PyRegistration {
   nb::object owner;
   std::unique_ptr<Keeper> keeper;
   bool closed = false;
+  std::uint32_t exports = 0;  ///< views by the buffer protocol: while there are some, their memory is kept
 
   PyRegistration() = default;
   PyRegistration(PyRegistration&& other) noexcept

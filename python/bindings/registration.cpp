@@ -172,21 +172,32 @@ void close(PyRegistration& self) {
     raise(error);
   }
   self.closed = true;
-  self.keeper.reset();
+  if (self.exports == 0) self.keeper.reset();
   self.owner = nb::none();
 }
 
 int get_buffer(PyObject* exporter, Py_buffer* view, int flags) {
-  const auto& self = *nb::inst_ptr<PyRegistration>(exporter);
-  if (self.closed && dynamic_cast<Ours*>(self.keeper.get()) == nullptr) {
+  auto& self = *nb::inst_ptr<PyRegistration>(exporter);
+  if (self.closed) {
     PyErr_SetString(PyExc_BufferError, "the registration is closed");
     return -1;
   }
-  return PyBuffer_FillInfo(view, exporter, reinterpret_cast<void*>(self.reference.address),
-                           static_cast<Py_ssize_t>(self.reference.size), self.reference.readonly ? 1 : 0, flags);
+  const int result =
+      PyBuffer_FillInfo(view, exporter, reinterpret_cast<void*>(self.reference.address),
+                        static_cast<Py_ssize_t>(self.reference.size), self.reference.readonly ? 1 : 0, flags);
+  if (result == 0) ++self.exports;
+  return result;
 }
 
-PyType_Slot registration_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)}, {0, nullptr}};
+/// The last view of a closed registration lets go of its memory.
+void release_buffer(PyObject* exporter, Py_buffer*) {
+  auto& self = *nb::inst_ptr<PyRegistration>(exporter);
+  if (--self.exports == 0 && self.closed) self.keeper.reset();
+}
+
+PyType_Slot registration_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+                                    {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
+                                    {0, nullptr}};
 
 }  // namespace
 
