@@ -156,10 +156,25 @@ PyRegistration add(Memory memory, nb::object owner, const std::vector<std::uint3
   return registration;
 }
 
+/// Retires what has been completed and nobody waits for, such as an interrupted request's commands.
+void reap_all() {
+  auto& table = engine::Table::instance();
+  for (std::uint32_t i = 0; const engine::HandleId id = table.nth(i); ++i) {
+    const engine::Table::Use handle(table, id);
+    if (handle) handle->drain(0);
+  }
+}
+
 void close(PyRegistration& self) {
   if (self.closed) return;
   const memory::Reference reference = self.reference;
-  const int code = without_lock([&] { return memory::Registry::instance().close(reference); });
+  const int code = without_lock([&] {
+    auto& registry = memory::Registry::instance();
+    const int first = registry.close(reference);
+    if (first != EBUSY) return first;
+    reap_all();
+    return registry.close(reference);
+  });
   if (code == EBUSY) {
     Error error;
     error.code = EBUSY;
@@ -213,11 +228,7 @@ bool anything_retired() { return retired_count.load(std::memory_order_relaxed) !
 
 void collect_retired() {
   if (!anything_retired()) return;
-  auto& table = engine::Table::instance();
-  for (std::uint32_t i = 0; const engine::HandleId id = table.nth(i); ++i) {
-    const engine::Table::Use handle(table, id);
-    if (handle) handle->drain(0);
-  }
+  reap_all();
   std::vector<Retired> closed;  // destroyed after the lock is let go: it drops Python references
   std::lock_guard guard(retired_lock);
   std::erase_if(retired(), [&](Retired& item) {
@@ -275,7 +286,17 @@ void define_registration(nb::module_& m) {
                "then.\n"
                "Does nothing the second time.")
           .def("__enter__", [](nb::object self) { return self; })
-          .def("__exit__", [](PyRegistration& self, nb::args) { close(self); })
+          .def("__exit__",
+               [](PyRegistration& self, nb::args exception) {
+                 // An interrupt that leaves the block is not replaced by EBUSY: the buffer is held until its commands
+                 // retire, and closed when it is dropped.
+                 const bool leaving = exception.size() != 0 && !exception[0].is_none();
+                 try {
+                   close(self);
+                 } catch (nb::python_error& error) {
+                   if (!leaving || nb::cast<int>(error.value().attr("errno")) != EBUSY) throw;
+                 }
+               })
           .def("__len__", [](const PyRegistration& r) { return r.reference.size; })
           .def("__reduce__",
                [](const PyRegistration&) -> nb::object {
