@@ -280,7 +280,7 @@ def resources() -> dict[str, int]:
 
 
 def settled(expected: dict[str, int]) -> dict[str, int]:
-    """What is in use when it is as expected, or after a while: a thread that was joined is still listed for a moment."""
+    """What is in use when it is as expected, or after a while: a joined thread is still listed for a moment."""
     end = time.monotonic() + 10
     while (now := resources()) != expected and time.monotonic() < end:
         time.sleep(0.05)
