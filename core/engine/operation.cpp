@@ -270,9 +270,9 @@ std::int64_t Operation::explain() {
     set_cause(error, "%s",
               state == State::lost ? "the device has gone: its registers read as all ones"
                                    : "the controller was reset while the request was in flight");
-    set_hint(
-        error, "%s",
-        state == State::ready ? "nothing more is written; repeat the request" : "close the device and open it again");
+    set_hint(error, "%s",
+             state == State::ready || state == State::recovering ? "nothing more is written; repeat the request"
+                                                                 : "close the device and open it again");
   } else if (refused_ == 0) {
     error.code = nvme::status_errno(request_.status);
     error.status = request_.status;
