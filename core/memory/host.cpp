@@ -5,7 +5,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/error.hpp"
@@ -19,7 +22,59 @@ namespace ugds::memory {
 
 namespace {
 constexpr std::uint64_t kHugePage = 2_MiB;
+
+struct Available {
+  std::uint64_t bytes = std::numeric_limits<std::uint64_t>::max();
+  std::string where = "this machine";
+};
+
+/// The number after `name` in a file of lines "name number"; 0 where there is none.
+std::uint64_t number_after(const std::string& path, const std::string& name) {
+  std::ifstream file(path);
+  std::string word;
+  for (std::uint64_t number = 0; file >> word;) {
+    if (word == name) return file >> number ? number : 0;
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 0;
 }
+
+/// What can be allocated before the kernel starts to kill processes, as far as it says so.
+Available available_memory() {
+  Available least;
+  if (const std::uint64_t kib = number_after("/proc/meminfo", "MemAvailable:"); kib != 0) least.bytes = kib * 1024;
+  // The limits of the control group (version 2) and of those around it.
+  std::ifstream groups("/proc/self/cgroup");
+  std::string group;
+  while (std::getline(groups, group) && !group.starts_with("0::/")) {
+  }
+  if (!group.starts_with("0::/")) return least;
+  for (group.erase(0, 3);; group.erase(group.rfind('/'))) {
+    const std::string folder = "/sys/fs/cgroup" + group;
+    std::uint64_t limit = 0, used = 0;
+    // "max", which is no number, is no limit.
+    if (std::ifstream(folder + "/memory.max") >> limit && std::ifstream(folder + "/memory.current") >> used) {
+      // The page cache counts as used, and is given up before anybody is killed.
+      const std::uint64_t cache =
+          number_after(folder + "/memory.stat", "inactive_file") + number_after(folder + "/memory.stat", "active_file");
+      used -= std::min(used, cache);
+      const std::uint64_t left = limit - std::min(limit, used);
+      if (left < least.bytes) least = {left, "the control group " + (group.empty() ? "/" : group)};
+    }
+    if (group.empty()) return least;
+  }
+}
+
+void refuse_too_much(std::uint64_t size) {
+  const Available available = available_memory();
+  if (size <= available.bytes / 16 * 15) return;
+  fail(ENOMEM, "empty",
+       "no memory for " + format_size(size) + ": " + format_size(available.bytes) + " are available in " +
+           available.where,
+       "free memory, or ask for less");
+}
+
+}  // namespace
 
 HostMemory::HostMemory(std::uint64_t size) : size_(size), born_(fork_generation()) {
   if (size == 0) fail(EINVAL, "empty", "a buffer of no bytes", "ask for at least one");
@@ -27,6 +82,9 @@ HostMemory::HostMemory(std::uint64_t size) : size_(size), born_(fork_generation(
   setup_step("host memory: allocate");
   // Huge pages are taken for whole ones: a small buffer would waste most of its page.
   huge_ = size >= kHugePage && map(align_up(size, kHugePage), MFD_HUGETLB);
+  // Memory that there is not would not be an error: populating it ends whatever process the kernel picks. Of huge pages
+  // there is a pool of their own.
+  if (!huge_) refuse_too_much(size);
   if (!huge_ && !map(align_up(size, nvme::kPageSize), 0)) {
     fail(ENOMEM, "empty", "no memory for " + format_size(size), "free memory, or ask for less");
   }
