@@ -36,11 +36,14 @@ class Descriptor {
 
 class PlainFile final : public Media {
  public:
-  /// `made`: the path of a file that was made for this, and that is removed again unless it is kept.
-  PlainFile(Descriptor file, std::string made) : file_(std::move(file)), made_(std::move(made)) {}
+  explicit PlainFile(Descriptor file) : file_(std::move(file)) {}
   ~PlainFile() override {
     if (!made_.empty()) ::unlink(made_.c_str());
   }
+  /// The file at `path` was made for this, and is removed again unless it is kept. Only for a file that is locked:
+  /// nobody else uses it then.
+  void remove_unless_kept(std::string path) noexcept { made_ = std::move(path); }
+  int descriptor() const { return file_.get(); }
   void keep() noexcept override { made_.clear(); }
 
   int read(std::uint64_t at, void* out, std::uint64_t bytes) override {
@@ -110,26 +113,46 @@ class PlainFile final : public Media {
   fail(code, "open", "image " + path + ": " + why, hint);
 }
 
-}  // namespace
-
-FileMedia open_file_media(const std::string& path, std::uint64_t wanted) {
-  setup_step("emulator: open image");
+/// Opens and locks the file, or gives nothing where it was removed or made by somebody else meanwhile.
+std::unique_ptr<PlainFile> try_open(const std::string& path, std::uint64_t wanted, struct stat& s) {
+  std::string made = path;  // copied first: nothing may fail between the lock and knowing what to remove
   bool created = false;
   int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0 && errno == ENOENT) {
     if (wanted == 0)
       refuse(EINVAL, path, "does not exist, and no size is given to make it", "add ?size=, such as ?size=1GiB");
     fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == EEXIST) return nullptr;
     created = fd >= 0;
   }
   if (fd < 0) refuse(errno, path, std::strerror(errno), "");
-  auto media = std::make_unique<PlainFile>(Descriptor(fd), created ? path : "");
-  setup_step("emulator: image");
-  struct stat s;
+  auto media = std::make_unique<PlainFile>(Descriptor(fd));
   if (::fstat(fd, &s) != 0) refuse(errno, path, std::strerror(errno), "");
   if (!S_ISREG(s.st_mode)) refuse(EINVAL, path, "is not a plain file", "use file: for a block device");
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0)
     refuse(EBUSY, path, "is open as an emulated controller already", "share one controller's data by ?name=");
+  // Between opening and locking, an opening that failed may have removed the file that it had made: what is locked then
+  // has no name, and would be lost.
+  struct stat named;
+  if (::stat(path.c_str(), &named) != 0 || named.st_dev != s.st_dev || named.st_ino != s.st_ino) return nullptr;
+  if (created) media->remove_unless_kept(std::move(made));
+  // Its size may have been given to it meanwhile.
+  if (::fstat(fd, &s) != 0) refuse(errno, path, std::strerror(errno), "");
+  return media;
+}
+
+}  // namespace
+
+FileMedia open_file_media(const std::string& path, std::uint64_t wanted) {
+  setup_step("emulator: open image");
+  struct stat s;
+  std::unique_ptr<PlainFile> media;
+  for (int tries = 0; media == nullptr; ++tries) {
+    if (tries == 1000) refuse(EBUSY, path, "is removed and made again all the time", "use a file of its own");
+    media = try_open(path, wanted, s);
+  }
+  setup_step("emulator: image");
+  const int fd = media->descriptor();
   auto bytes = static_cast<std::uint64_t>(s.st_size);
   if (bytes == 0 && wanted != 0) {
     if (::ftruncate(fd, static_cast<off_t>(wanted)) != 0)

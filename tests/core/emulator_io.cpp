@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "emulator_host.hpp"
 
@@ -273,6 +276,35 @@ TEST_CASE("emulator: an opening that fails leaves no file behind, and one that e
       Host again(uri);
     }
   }
+}
+
+TEST_CASE("emulator: what is locked is the file of that name, and only its owner removes it") {
+  TemporaryFile file;
+  std::atomic<bool> stop{false};
+  std::atomic<int> lost{0};
+  // Another process whose opening fails: it makes the file, locks it, and removes it.
+  std::thread other([&] {
+    while (!stop) {
+      const int fd = open(file.path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+      if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(file.path.c_str()) != 0) ++lost;
+      close(fd);
+    }
+  });
+  int opened = 0, nameless = 0;
+  for (int i = 0; i < 20000 && opened < 2000; ++i) {
+    try {
+      Host h(file.path + "?size=1MiB&pump=caller");
+      ++opened;
+      nameless += access(file.path.c_str(), F_OK) != 0;
+    } catch (const Failure& failure) {
+      CHECK(failure.error().code == EBUSY);
+    }
+  }
+  stop = true;
+  other.join();
+  CHECK(opened > 0);
+  CHECK(nameless == 0);
+  CHECK(lost == 0);
 }
 
 TEST_CASE("emulator: a disk that is full is an NVMe status, and what was there stays") {
