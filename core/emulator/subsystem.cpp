@@ -2,10 +2,12 @@
 #include "emulator/subsystem.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <map>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "base/steps.hpp"
 #include "base/text.hpp"
 #include "emulator/impl.hpp"
@@ -25,9 +27,20 @@ struct Registry {
   std::map<std::string, Named> named;
 };
 
+/// Never destroyed: controllers may be left open until after the end of `main`.
+constinit std::atomic<Registry*> the_registry{nullptr};
+
 Registry& registry() {
-  static Registry instance;
-  return instance;
+  if (Registry* now = the_registry.load(std::memory_order_acquire); now != nullptr) [[likely]]
+    return *now;
+  // A child of a fork starts with another one: in the parent's, a thread that does not exist here may hold the lock and
+  // may be half-way through a change, and the subsystems' threads do not exist here either. It is leaked there.
+  static constinit std::atomic<bool> hooked{false};
+  if (!hooked.exchange(true)) on_fork({nullptr, nullptr, [] { the_registry.store(nullptr); }});
+  auto made = std::make_unique<Registry>();
+  Registry* first = nullptr;
+  if (!the_registry.compare_exchange_strong(first, made.get())) return *first;
+  return *made.release();
 }
 
 }  // namespace
@@ -167,15 +180,16 @@ void SubsystemReference::keep() noexcept {
   if (name_.empty()) return;
   std::lock_guard guard(registry().lock);
   const auto found = registry().named.find(name_);
-  if (found != registry().named.end()) found->second.kept = true;
+  if (found != registry().named.end() && found->second.subsystem == subsystem_) found->second.kept = true;
 }
 
 SubsystemReference::~SubsystemReference() {
   if (name_.empty()) return;
   std::lock_guard guard(registry().lock);
   const auto found = registry().named.find(name_);
-  if (found != registry().named.end() && --found->second.open == 0 && !found->second.kept)
-    registry().named.erase(found);
+  // In a child of a fork, the name may be another subsystem's by now.
+  if (found == registry().named.end() || found->second.subsystem != subsystem_) return;
+  if (--found->second.open == 0 && !found->second.kept) registry().named.erase(found);
 }
 
 bool forget_subsystem(const std::string& name) {

@@ -43,8 +43,14 @@ void Registry::reserve_slots() {
   on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
            [] {
              Registry& self = instance();
-             // The parent's devices do not exist here. What was mapped to them is left alone.
-             for (std::uint32_t i = 0; i < self.used_; ++i) self.slots_[i].generation_.store(0);
+             // The parent's devices do not exist here. What was mapped to them is left alone, and is forgotten: the
+             // number of one may be that of the child's own device, which never mapped it.
+             for (std::uint32_t i = 0; i < self.used_; ++i) {
+               self.slots_[i].generation_.store(0);
+               for (auto& pages : self.slots_[i].pages_) {
+                 if (pages.load() != nullptr) pages.store(nullptr);
+               }
+             }
              self.index_.clear();
              self.devices_ = {};
              self.ledgers_.clear();
