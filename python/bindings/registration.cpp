@@ -21,17 +21,19 @@ class BufferView final : public Keeper {
  public:
   explicit BufferView(const Py_buffer& view) : view_(view) {}
   ~BufferView() override { PyBuffer_Release(&view_); }
+  PyObject* exporter() const { return view_.obj; }
 
  private:
   Py_buffer view_;
 };
 
+template <class NdArray>
 class Array final : public Keeper {
  public:
-  explicit Array(nb::ndarray<nb::ro> array) : array_(std::move(array)) {}
+  explicit Array(NdArray array) : array_(std::move(array)) {}
 
  private:
-  nb::ndarray<nb::ro> array_;
+  NdArray array_;
 };
 
 class Ours final : public Keeper {
@@ -65,7 +67,8 @@ struct Memory {
             "copy it to the host first");
 }
 
-bool contiguous(const nb::ndarray<nb::ro>& array) {
+template <class NdArray>
+bool contiguous(const NdArray& array) {
   std::int64_t expected = 1;
   for (std::size_t i = array.ndim(); i-- > 0;) {
     if (array.shape(i) != 1 && array.stride(i) != expected) return false;
@@ -91,19 +94,47 @@ bool take_view(nb::handle object, Memory& out) {
   return true;
 }
 
-bool take_dlpack(nb::handle object, Memory& out) {
-  if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__")) return false;
-  const int kind = nb::cast<int>(nb::object(object.attr("__dlpack_device__")())[0]);
-  constexpr int kCpu = 1, kPinned = 3;  // kDLCPU, kDLCUDAHost
-  if (kind != kCpu && kind != kPinned) refuse_gpu();
-  auto array = nb::cast<nb::ndarray<nb::ro>>(object);
+template <class NdArray>
+void take_array(NdArray array, bool readonly, Memory& out) {
   if (!contiguous(array)) {
     raise_new(EINVAL, "register", "the tensor is not contiguous", "register tensor.contiguous() or its base");
   }
-  out.address = const_cast<void*>(array.data());
+  out.address = const_cast<void*>(static_cast<const void*>(array.data()));
   out.size = array.nbytes();
-  out.readonly = false;
-  out.keeper = std::make_unique<Array>(std::move(array));
+  out.readonly = readonly;
+  out.keeper = std::make_unique<Array<NdArray>>(std::move(array));
+}
+
+/// Asks for a versioned capsule, which says whether the memory is read-only. What the object raises is raised.
+nb::object dlpack_capsule(nb::handle object) {
+  nb::object capsule;
+  try {
+    capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
+  } catch (nb::python_error& error) {
+    // From before there were versions, or without a versioned form.
+    if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_BufferError)) throw;
+  }
+  if (!capsule.is_valid()) capsule = object.attr("__dlpack__")();
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") == 0 && PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0)
+    throw nb::type_error("__dlpack__() did not return a DLPack capsule");
+  return capsule;
+}
+
+bool take_dlpack(nb::handle object, Memory& out) {
+  if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__")) return false;
+  int kind = 0;
+  if (!nb::try_cast(nb::object(nb::object(object.attr("__dlpack_device__")())[0]), kind))
+    throw nb::type_error("__dlpack_device__() did not return a device's type and number");
+  constexpr int kCpu = 1, kPinned = 3;  // kDLCPU, kDLCUDAHost
+  if (kind != kCpu && kind != kPinned) refuse_gpu();
+  const nb::object capsule = dlpack_capsule(object);
+  if (nb::ndarray<> array; nb::try_cast(capsule, array)) {
+    take_array(std::move(array), false, out);
+  } else if (nb::ndarray<nb::ro> constant; nb::try_cast(capsule, constant)) {
+    take_array(std::move(constant), true, out);
+  } else {
+    throw nb::type_error("__dlpack__() did not return a tensor that can be used");
+  }
   return true;
 }
 
@@ -210,7 +241,40 @@ void release_buffer(PyObject* exporter, Py_buffer*) {
   if (--self.exports == 0 && self.closed) self.keeper.reset();
 }
 
-PyType_Slot registration_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
+/// A registration without memory is none: it is made by `register` and `empty` alone.
+PyObject* refuse_new(PyTypeObject*, PyObject*, PyObject*) {
+  PyErr_SetString(PyExc_TypeError, "a Registration is made by ugds.register or ugds.empty");
+  return nullptr;
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  if (!nb::inst_ready(object)) return 0;
+  const auto& self = *nb::inst_ptr<PyRegistration>(object);
+  Py_VISIT(self.owner.ptr());
+  if (const auto* view = dynamic_cast<const BufferView*>(self.keeper.get())) Py_VISIT(view->exporter());
+  return 0;
+}
+
+/// Of a cycle that nothing else refers to. As when it is dropped: closed, unless commands are in flight. Then it stays
+/// as it is, and so does its memory, until a later collection.
+int clear(PyObject* object) {
+  if (!nb::inst_ready(object)) return 0;
+  auto& self = *nb::inst_ptr<PyRegistration>(object);
+  if (!self.closed && self.reference) {
+    if (memory::Registry::instance().close(self.reference) == EBUSY) return 0;
+    self.closed = true;
+  }
+  // Moved out first: what is dropped here may come back to this object.
+  const nb::object owner = std::move(self.owner);
+  const std::unique_ptr<Keeper> keeper = self.exports == 0 ? std::move(self.keeper) : nullptr;
+  return 0;
+}
+
+PyType_Slot registration_slots[] = {{Py_tp_new, reinterpret_cast<void*>(refuse_new)},
+                                    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                    {Py_bf_getbuffer, reinterpret_cast<void*>(get_buffer)},
                                     {Py_bf_releasebuffer, reinterpret_cast<void*>(release_buffer)},
                                     {0, nullptr}};
 
@@ -279,8 +343,8 @@ void define_registration(nb::module_& m) {
           .def_prop_ro(
               "closed", [](const PyRegistration& r) { return r.closed; }, "Whether `close()` was called.")
           .def_prop_ro(
-              "owner", [](const PyRegistration& r) { return r.owner; }, "The object that was registered.",
-              nb::sig("def owner(self) -> object"))
+              "owner", [](const PyRegistration& r) { return r.owner.is_valid() ? r.owner : nb::object(nb::none()); },
+              "The object that was registered.", nb::sig("def owner(self) -> object"))
           .def("close", &close,
                "Unmaps the buffer. Raises `ugds.Error` (EBUSY) while commands on it are in flight; nothing has changed "
                "then.\n"

@@ -103,6 +103,36 @@ ssd.close()
     assert printed.split("\n") == ["1", "0 []", ""]
 
 
+def test_a_cycle_through_an_interrupted_registration_is_collected_when_the_command_has_retired() -> None:
+    printed = run("""
+import weakref
+from ugds import _core
+class Array(numpy.ndarray):
+    pass
+ssd = ugds.open("emulated:1MiB?latency=1s", queues=1)
+before = _core.open_registrations()
+memory = numpy.full(4096, 0xC3, "u1").view(Array)
+memory.registration = ugds.register(memory)
+alive = weakref.ref(memory)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    ssd.read(memory.registration)
+except KeyboardInterrupt:
+    pass
+del memory
+gc.collect()
+print(_core.open_registrations() - before)
+time.sleep(1)
+with ugds.empty("4KiB") as other:
+    ssd.read(other)
+ugds.empty("4KiB").close()
+gc.collect()
+print(_core.open_registrations() - before, alive(), ugds.testing.emulator(ssd).violations())
+ssd.close()
+""")
+    assert printed.split("\n") == ["1", "0 None []", ""]
+
+
 @pytest.mark.parametrize("how", ["flush", "unaligned"])
 def test_every_long_wait_can_be_interrupted(how: str) -> None:
     call = {"flush": "ssd.flush()", "unaligned": "ssd.read(buffer, 1, 100)"}[how]

@@ -81,6 +81,72 @@ def test_memory_of_every_kind_is_read_and_written(ssd: ugds.Device, make: Callab
     view.release()
 
 
+class ReadOnlyTensor(Tensor):
+    """NumPy says so in a versioned capsule, and refuses another kind."""
+
+    def __init__(self) -> None:
+        super().__init__(np.full(SIZE, 7, "u1"))
+        self.data.flags.writeable = False
+
+
+def test_a_read_only_tensor_is_written_to_a_device_only(ssd: ugds.Device) -> None:
+    with ugds.register(ReadOnlyTensor()) as buffer:
+        assert buffer.readonly
+        assert ssd.write(buffer) == SIZE
+        with pytest.raises(ugds.Error):
+            ssd.read(buffer)
+
+
+@pytest.mark.parametrize(
+    ("capsule", "device", "error"),
+    [
+        (lambda: 1 / 0, (1, 0), ZeroDivisionError),
+        (lambda: 42, (1, 0), TypeError),
+        (lambda: None, (1, 0), TypeError),
+        (lambda: np.zeros(4).__dlpack__(), ("cpu", 0), TypeError),
+        (lambda: np.zeros(4).__dlpack__(), 1, TypeError),
+    ],
+)
+def test_what_is_wrong_with_a_tensor_is_said(capsule: Callable[[], Any], device: Any, error: type[Exception]) -> None:
+    class Bad:
+        def __dlpack__(self, **arguments: Any) -> Any:
+            return capsule()
+
+        def __dlpack_device__(self) -> Any:
+            return device
+
+    with pytest.raises(error):
+        ugds.register(Bad())
+
+
+def test_a_registration_is_made_by_register_alone() -> None:
+    for make in (lambda: ugds.Registration.__new__(ugds.Registration), lambda: ugds.Registration()):
+        with pytest.raises(TypeError, match=r"ugds\.register"):
+            make()
+
+
+def test_a_cycle_through_a_registration_is_collected() -> None:
+    class Array(np.ndarray[Any, Any]):
+        registration: ugds.Registration
+
+    before = registrations()
+    memory = np.zeros(4096, "u1").view(Array)
+    memory.registration = ugds.register(memory)
+    alive = weakref.ref(memory)
+    gc.collect()
+    assert registrations() == before + 1
+    del memory
+    gc.collect()
+    assert alive() is None
+    assert registrations() == before
+
+
+def test_more_memory_than_there_is_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(ugds.Error, match="are available in") as caught:
+        ugds.empty("100TiB")
+    assert caught.value.errno == errno.ENOMEM
+
+
 def test_views_share_the_registration_of_their_parent(ssd: ugds.Device) -> None:
     memory = np.arange(65536, dtype="u4")
     emulator = ugds.testing.emulator(ssd)
