@@ -9,8 +9,21 @@ namespace ugds {
 
 namespace {
 
+/// Takes away what a cut has left of a UTF-8 character at the end.
+void mend_end(char* text, std::size_t size) {
+  std::size_t end = std::strlen(text);
+  if (end + 1 < size) return;  // not cut
+  std::size_t begin = end;
+  while (begin != 0 && end - begin < 3 && (static_cast<unsigned char>(text[begin - 1]) & 0xc0) == 0x80) --begin;
+  if (begin == 0) return;
+  const auto first = static_cast<unsigned char>(text[begin - 1]);
+  const std::size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
+  if (end - (begin - 1) < whole) text[begin - 1] = '\0';
+}
+
 void print(char* out, std::size_t size, const char* format, va_list arguments) {
   std::vsnprintf(out, size, format, arguments);
+  mend_end(out, size);
 }
 
 }  // namespace
@@ -29,7 +42,10 @@ void set_hint(Error& error, const char* format, ...) {
   va_end(arguments);
 }
 
-void set_device(Error& error, const char* device) { std::snprintf(error.device, sizeof error.device, "%s", device); }
+void set_device(Error& error, const char* device) {
+  std::snprintf(error.device, sizeof error.device, "%s", device);
+  mend_end(error.device, sizeof error.device);
+}
 
 std::string Error::message() const {
   std::string text = operation;

@@ -202,21 +202,24 @@ uGDSError_t uGDSDriverOpen(void) {
 uGDSError_t uGDSDriverClose(void) {
   return guarded("driver close", [] {
     Driver& d = driver();
-    std::lock_guard guard(d.lock);
+    std::unique_lock guard(d.lock);
     if (d.opened == 0) {
       return refuse("driver close", UGDS_DRIVER_NOT_INITIALIZED, EINVAL, "the driver is not open",
                     "call uGDSDriverOpen() once for each uGDSDriverClose()");
     }
-    if (d.opened == 1) {
-      std::erase_if(d.buffers, [](const Reference& b) { return Registry::instance().close(b) != EBUSY; });
-      std::erase_if(d.handles, [](HandleId id) { return Table::instance().close(id, Table::Mode::check) != EBUSY; });
-      if (!d.handles.empty() || !d.buffers.empty()) {
-        return refuse("driver close", UGDS_BUSY, EBUSY, "requests are in flight, or a device is wedged",
-                      "wait for the requests, and deregister handles");
-      }
-    }
-    --d.opened;
-    return answer(UGDS_SUCCESS);
+    if (--d.opened != 0) return answer(UGDS_SUCCESS);
+    std::vector<Reference> buffers = std::exchange(d.buffers, {});
+    std::vector<HandleId> handles = std::exchange(d.handles, {});
+    guard.unlock();  // nothing is closed under it: closing takes locks that `fork` takes before this one
+    std::erase_if(buffers, [](const Reference& b) { return Registry::instance().close(b) != EBUSY; });
+    std::erase_if(handles, [](HandleId id) { return Table::instance().close(id, Table::Mode::check) != EBUSY; });
+    if (handles.empty() && buffers.empty()) return answer(UGDS_SUCCESS);
+    guard.lock();
+    ++d.opened;
+    d.buffers.insert(d.buffers.end(), buffers.begin(), buffers.end());
+    d.handles.insert(d.handles.end(), handles.begin(), handles.end());
+    return refuse("driver close", UGDS_BUSY, EBUSY, "requests are in flight, or a device is wedged",
+                  "wait for the requests, and deregister handles");
   });
 }
 

@@ -76,6 +76,9 @@ class Handle {
   std::uint64_t in_flight() const;
   /// Reaps until nothing is in flight, for at most `limit_ns`; recovers as any waiter would. True: nothing is.
   bool drain(std::uint64_t limit_ns);
+  /// Ends every wait on the handle at its next look; the commands run on until the controller is stopped.
+  void give_up() { given_up_.store(true, std::memory_order_relaxed); }
+  bool given_up() const { return given_up_.load(std::memory_order_relaxed); }
   /// For a handle that is wedged: resets the function from outside, and releases the quarantine if that stops it.
   bool force_stop();
 
@@ -112,6 +115,7 @@ class Handle {
   std::unique_ptr<Bringup> controller_;
   Identity identity_;
   std::atomic<State> state_{State::ready};
+  std::atomic<bool> given_up_{false};
   Geometry geometry_;
   Turn turn_;
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;

@@ -198,7 +198,7 @@ bool Operation::attend() {
   handle_.check_controller();
   const State state = handle_.state();
   if (state == State::recovering) return done();
-  if (state == State::wedged) {
+  if (state == State::wedged || handle_.given_up()) {
     abandon();
     return true;
   }

@@ -13,6 +13,17 @@ namespace ugds::engine {
 
 constinit Immortal<Table> table;
 
+namespace {
+
+constexpr std::uint64_t kAbandonLimit = 5'000'000'000;
+
+void rest() {
+  const timespec wait{0, 50'000};
+  nanosleep(&wait, nullptr);
+}
+
+}  // namespace
+
 void Table::prepare_for_fork() {
   std::lock_guard guard(lock_);
   if (std::exchange(fork_hooks_, true)) return;
@@ -23,6 +34,7 @@ void Table::prepare_for_fork() {
                slot.id.store(self.nobody(slot));
                slot.handle = nullptr;
                slot.reserved = false;
+               slot.closing = 0;
                for (auto& stripe : slot.users) stripe.count.store(0);
              }
              self.forked_below_ = self.next_;
@@ -76,12 +88,16 @@ Table::Slot* Table::reserve(HandleId id) {
   Slot& slot = slots_[id % kSlots];
   if (slot.handle == nullptr || slot.reserved || slot.id.load(std::memory_order_relaxed) != id) return nullptr;
   slot.reserved = true;
+  slot.closing = id;
   return &slot;
 }
 
+bool Table::is_closing(HandleId id) {
+  std::lock_guard guard(lock_);
+  return id != 0 && slots_[id % kSlots].closing == id;
+}
+
 int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
-  Slot* slot = reserve(id);
-  if (slot == nullptr) return ESTALE;
   const std::uint64_t start = monotonic_ns();
   const auto left = [&]() -> std::uint64_t {
     if (mode == Mode::check) return 0;
@@ -89,13 +105,19 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
     const std::uint64_t spent = monotonic_ns() - start;
     return spent < limit_ns ? limit_ns - spent : 0;
   };
+  Slot* slot = reserve(id);
+  while (slot == nullptr && is_closing(id)) {
+    if (left() == 0) return EBUSY;
+    rest();
+    slot = reserve(id);
+  }
+  if (slot == nullptr) return ESTALE;
   // Nobody new comes in from here on. Once the counts were seen at 0 nobody is inside: what is counted later is a
   // caller with a stale identifier, on its way out.
   slot->id.store(nobody(*slot), std::memory_order_seq_cst);
   bool idle = users(*slot) == 0;
   while (!idle && left() != 0) {
-    const timespec wait{0, 50'000};
-    nanosleep(&wait, nullptr);
+    rest();
     idle = users(*slot) == 0;
   }
   if (idle && mode == Mode::force)
@@ -103,9 +125,7 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
   else if (idle)
     idle = slot->handle->state() != State::wedged && slot->handle->drain(left());
   if (!idle) {
-    std::lock_guard guard(lock_);
-    slot->id.store(id, std::memory_order_seq_cst);
-    slot->reserved = false;
+    reopen(*slot, id);
     return EBUSY;
   }
   release(*slot);
@@ -116,11 +136,20 @@ void Table::abandon(HandleId id) {
   Slot* slot = reserve(id);
   if (slot == nullptr) return;
   slot->id.store(nobody(*slot), std::memory_order_seq_cst);
+  slot->handle->give_up();
+  const std::uint64_t start = monotonic_ns();
   while (users(*slot) != 0) {
-    const timespec wait{0, 50'000};
-    nanosleep(&wait, nullptr);
+    if (monotonic_ns() - start > kAbandonLimit) return;  // never deleted under a thread that is inside
+    rest();
   }
   release(*slot);
+}
+
+void Table::reopen(Slot& slot, HandleId id) {
+  std::lock_guard guard(lock_);
+  slot.id.store(id, std::memory_order_seq_cst);
+  slot.reserved = false;
+  slot.closing = 0;
 }
 
 /// Stops the controller, or leaks what it may still use.
@@ -129,6 +158,7 @@ void Table::release(Slot& slot) {
   std::lock_guard guard(lock_);
   slot.handle = nullptr;
   slot.reserved = false;
+  slot.closing = 0;
 }
 
 HandleId Table::nth(std::uint32_t n) {
@@ -147,7 +177,7 @@ std::int64_t Table::explain_stale(HandleId id, const char* operation) const {
     set_cause(error, "the device was opened before a fork, and only the parent can use it");
     set_hint(error, "open it again in the child, or start children by spawn");
   } else {
-    set_cause(error, "the device is closed");
+    set_cause(error, "the device is closed, or being closed");
     set_hint(error, "open it again");
   }
   return -error.code;

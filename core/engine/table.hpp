@@ -38,9 +38,11 @@ class Table {
     wait,     ///< wait for ever
     force,    ///< reset the function from outside first, if it is wedged
   };
-  /// 0, EBUSY (in use, or wedged; the handle is open as before) or ESTALE.
+  /// 0, EBUSY (in use, or wedged; the handle is open as before) or ESTALE. While somebody else closes it, waits for
+  /// what comes of that.
   int close(HandleId id, Mode mode, std::uint64_t limit_ns = 0);
-  /// Closes whatever the state: a wedged controller's memory is leaked. For garbage collection and exit.
+  /// Closes whatever the state: waits that run are ended, and a wedged controller's memory is leaked. For garbage
+  /// collection and exit. A handle that is not let go of within some seconds is left as it is.
   void abandon(HandleId id);
   /// The identifier of the `n`-th open handle from 0, or 0; for exit and statistics.
   HandleId nth(std::uint32_t n);
@@ -89,6 +91,7 @@ class Table {
     std::atomic<HandleId> id{0};  ///< nobody(), while it is free or being closed
     Handle* handle = nullptr;     ///< null while it is free or being opened
     bool reserved = false;        ///< under lock_: being opened or closed
+    HandleId closing = 0;         ///< under lock_: what is being closed
     struct alignas(64) Stripe {
       std::atomic<std::uint32_t> count{0};
     };
@@ -100,6 +103,8 @@ class Table {
   bool is_open(const Slot& slot) const { return slot.handle != nullptr && slot.id.load() != nobody(slot); }
   std::uint64_t users(const Slot& slot) const;
   Slot* reserve(HandleId id);
+  bool is_closing(HandleId id);
+  void reopen(Slot& slot, HandleId id);
   void release(Slot& slot);
 
   std::atomic<std::uint32_t> nobodys_{0};  ///< a count that is never looked at, for uses that found nothing
@@ -107,8 +112,8 @@ class Table {
   bool fork_hooks_ = false;
   HandleId next_ = 1;
   HandleId forked_below_ = 0;
-  std::array<Slot, kSlots> slots_{
-      {{{1}, nullptr, false, {}}}};  // an unused slot's 0 is no other slot's either; the first has nobody()
+  // An unused slot's 0 is no other slot's identifier either; the first has nobody().
+  std::array<Slot, kSlots> slots_{{{{1}, nullptr, false, 0, {}}}};
 };
 
 extern constinit Immortal<Table> table;

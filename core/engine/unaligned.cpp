@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/unaligned.hpp"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -21,7 +22,14 @@ Bounce::Bounce(Handle& handle) {
   data_ = static_cast<std::byte*>(memory);
   try {
     const std::uint32_t device[] = {handle.geometry().number};
-    reference_ = memory::Registry::instance().add(memory, kSize, memory::Kind::host, false, device);
+    auto& registry = memory::Registry::instance();
+    registry.add_ledger(ledger_);
+    try {
+      reference_ = registry.add(memory, kSize, memory::Kind::host, false, device);
+    } catch (...) {
+      registry.remove_ledger(ledger_);
+      throw;
+    }
   } catch (...) {
     munmap(memory, kSize);
     throw;
@@ -29,6 +37,7 @@ Bounce::Bounce(Handle& handle) {
 }
 
 Bounce::~Bounce() {
+  memory::Registry::instance().remove_ledger(ledger_);
   if (memory::Registry::instance().close(reference_) == EBUSY) return;  // never while the controller may write to it
   munmap(data_, kSize);
 }
@@ -176,7 +185,15 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
       !handle.drain(handle.policy().deadline_ns)) {
     return refuse(handle, t, EBUSY, "an interrupted unaligned request is still in flight", "try again later");
   }
-  return Walk(handle, t, interrupt).run();
+  // The copies are ours and not the controller's, so the caller's buffer is held for all of it.
+  memory::Hold hold;
+  while ((hold = memory::hold(handle.bounce().ledger(), t.buffer)) == memory::Hold::closing) sched_yield();
+  if (hold == memory::Hold::stale) {
+    return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
+  }
+  const std::int64_t result = Walk(handle, t, interrupt).run();
+  handle.bounce().ledger().remove(t.buffer.registration->index());
+  return result;
 }
 
 }  // namespace ugds::engine

@@ -28,10 +28,13 @@ class Bounce {
   std::byte* data() const { return data_; }
   const memory::Reference& reference() const { return reference_; }
   std::mutex& lock() { return lock_; }
+  /// What requests that go through the buffer hold of their callers'; under lock().
+  memory::Ledger& ledger() { return ledger_; }
 
  private:
   std::byte* data_ = nullptr;
   memory::Reference reference_{};
+  memory::Ledger ledger_;
   std::mutex lock_;
 };
 

@@ -23,7 +23,7 @@ QueuePair::QueuePair(device::Device& device, const Shape& shape, Doorbell submis
         device::DmaMemory(device, Bytes(shape.list_pages * shape.page_size), shape.page_size > nvme::kPageSize);
   }
   setup_step("queue pair: slots");
-  command_slots_.resize(shape.depth);
+  command_slots_.resize(std::bit_ceil(shape.depth));  // any masked identifier is a slot's
   id_slots_.resize(std::bit_ceil(shape.depth));
   id_mask_ = static_cast<std::uint32_t>(id_slots_.size()) - 1;
   next_list_.resize(shape.list_pages);
@@ -119,7 +119,7 @@ void QueuePair::distrust() {
 
 void QueuePair::orphan(Request& request) {
   for (Command& command : command_slots_) {
-    if (command.in_flight && command.request == &request) command.request = &nobody_;
+    if (command.in_flight() && command.request == &request) command.request = &nobody_;
   }
   nobody_.in_flight += std::exchange(request.in_flight, 0);
 }
@@ -128,21 +128,22 @@ std::uint64_t QueuePair::oldest(const Request& request, std::uint16_t& cid) cons
   std::uint64_t oldest = 0;
   for (std::size_t i = 0; i < command_slots_.size(); ++i) {
     const Command& command = command_slots_[i];
-    if (!command.in_flight || command.request != &request) continue;
+    if (!command.in_flight() || command.request != &request) continue;
     if (oldest != 0 && command.staged >= oldest) continue;
     oldest = command.staged;
-    cid = static_cast<std::uint16_t>(i);
+    cid = static_cast<std::uint16_t>(command.id);
   }
   return oldest;
 }
 
 bool QueuePair::is_in_flight(std::uint16_t cid, std::uint64_t staged) const {
-  return command_slots_[cid].in_flight && command_slots_[cid].staged == staged;
+  const Command& command = command_slots_[cid & id_mask_];
+  return command.id == cid && command.staged == staged;
 }
 
 void QueuePair::restart(std::uint16_t status, Doorbell submission, Doorbell completion) {
   for (std::size_t i = 0; i < command_slots_.size(); ++i) {
-    if (command_slots_[i].in_flight) retire(static_cast<std::uint16_t>(i), status, 0, true);
+    if (command_slots_[i].in_flight()) retire(static_cast<std::uint32_t>(i), status, 0, true);
   }
   submission_doorbell_ = submission;
   completion_doorbell_ = completion;

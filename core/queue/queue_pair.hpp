@@ -33,12 +33,15 @@ struct alignas(64) Command {
   std::uint32_t bytes = 0;
   std::uint16_t list = kNoList;  ///< first of its list pages
   bool is_write = false;
-  bool in_flight = false;
+  std::uint32_t id = kNoId;  ///< its identifier while it is in flight
   std::uint64_t staged = 0;  ///< when, in ticks
   std::uint32_t registration = kNoRegistration;
 
   static constexpr std::uint32_t kNoRegistration = memory::Ledger::kNone;
   static constexpr std::uint16_t kNoList = 0xffff;
+  static constexpr std::uint32_t kNoId = 0x10000;
+
+  bool in_flight() const { return id != kNoId; }
 };
 
 struct Shape {
@@ -63,6 +66,8 @@ class QueuePair {
   Iova submission_ring() const { return submission_memory_.iova(0); }
   Iova completion_ring() const { return completion_memory_.iova(0); }
   const Statistics& statistics() const { return statistics_; }
+  /// Submission doorbell stores: as many as commands staged, but for those that shared one.
+  std::uint64_t doorbells() const { return statistics_.commands() + load() - statistics_.coalesced.get(); }
   /// Commands in flight; a hint for whoever does not own the queue.
   std::uint32_t load() const { return depth_ - 1 - free_count_.load(std::memory_order_relaxed); }
 
@@ -91,12 +96,13 @@ class QueuePair {
   std::uint64_t* stage_with_page(Request& request);
   /// Tells the controller of everything staged, if anything was.
   void ring() {
-    if (rung_tail_ != tail_) ring_staged();
+    if (rung_tail_ == tail_) return;
+    statistics_.coalesced.add((tail_ + depth_ - rung_tail_) % depth_ - 1);
+    ring_staged();
   }
-  /// The same, for who has just staged something.
+  /// The same, for who has just staged one command.
   void ring_staged() {
     rung_tail_ = tail_;
-    statistics_.doorbells.add(1);
     submission_doorbell_.ring(tail_);
   }
   /// Retires the completions that are there. Returns how many.
@@ -142,7 +148,7 @@ class QueuePair {
   std::uint16_t take_lists(std::uint32_t count);
   void give_lists(std::uint16_t first);
   bool reap_one();
-  void retire(std::uint16_t cid, std::uint16_t status, std::uint32_t result, bool stopped);
+  void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped);
   void fail(const Command& command, std::uint16_t status, bool stopped);
   void distrust();
   void turn_head();
@@ -163,7 +169,7 @@ class QueuePair {
   std::uint32_t head_ = 0;     ///< of the completion queue
   std::uint32_t turning_ = 0;  ///< the head at which something is to be done: see turn_head()
   std::uint32_t next_free_ = 0;
-  std::uint32_t id_mask_ = 0;
+  std::uint32_t id_mask_ = 0;  ///< of a slot's number in an identifier, and of a place in the ring of free ones
   std::uint32_t phase_ = 1;
   std::uint16_t first_list_ = Command::kNoList;
   std::uint16_t free_lists_ = 0;
@@ -186,17 +192,21 @@ class QueuePair {
 inline void QueuePair::push(Request& request, nvme::SubmissionEntry& entry, bool is_write, std::uint32_t registration,
                             std::uint16_t list, std::uint64_t offset, std::uint32_t bytes) {
   // Ring positions of free identifiers are [next_free_, next_free_ + free_count_); see retire().
-  const std::uint16_t cid = free_ids_[next_free_++ & id_mask_];
+  const std::uint32_t slot = free_ids_[next_free_++ & id_mask_];
   count(-1u);
+  Command& command = commands_[slot];
+  const std::uint64_t now = ticks();
+  // Above the slot's number, what nobody can foresee: a completion that the controller makes up, or posts late, does
+  // not pass for one of a command that has the slot by then.
+  const auto cid = static_cast<std::uint16_t>(slot | (static_cast<std::uint32_t>(now) & ~id_mask_));
   entry.cid = cid;
-  Command& command = commands_[cid];
   command.request = &request;
   command.offset = offset;
   command.bytes = bytes;
   command.list = list;
   command.is_write = is_write;
-  command.in_flight = true;
-  command.staged = ticks();
+  command.id = cid;
+  command.staged = now;
   command.registration = registration;
   ++request.in_flight;
   if (++tail_ == depth_) tail_ = 0;
@@ -219,10 +229,10 @@ inline void QueuePair::stage_data(Request& request, bool is_write, std::uint32_t
   push(request, entry, is_write, registration, list, offset, bytes);
 }
 
-inline void QueuePair::retire(std::uint16_t cid, std::uint16_t status, std::uint32_t result, bool stopped) {
-  Command& command = commands_[cid];
-  command.in_flight = false;
-  free_ids_[(next_free_ + free_count_.load(std::memory_order_relaxed)) & id_mask_] = cid;
+inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped) {
+  Command& command = commands_[slot];
+  command.id = Command::kNoId;
+  free_ids_[(next_free_ + free_count_.load(std::memory_order_relaxed)) & id_mask_] = static_cast<std::uint16_t>(slot);
   count(1);
   if (command.list != Command::kNoList) give_lists(command.list);
   ledger_.remove(command.registration);
@@ -243,9 +253,9 @@ inline bool QueuePair::reap_one() {
   nvme::CompletionEntry& entry = completion_[head_];
   const nvme::CompletionWord word{std::atomic_ref(entry.last).load(std::memory_order_acquire)};
   if (static_cast<std::uint32_t>(word.phase()) != phase_) return false;
-  const std::uint16_t cid = word.cid();
-  if (cid < depth_ && commands_[cid].in_flight && entry.sq_head < depth_) [[likely]] {
-    retire(cid, word.status(), entry.result, false);
+  const std::uint32_t slot = word.cid() & id_mask_;
+  if (commands_[slot].id == word.cid() && entry.sq_head < depth_) [[likely]] {
+    retire(slot, word.status(), entry.result, false);
   } else {
     distrust();
   }

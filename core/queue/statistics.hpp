@@ -38,11 +38,11 @@ constexpr double latency_bucket_floor(unsigned bucket) {
 }
 
 struct Statistics {
-  Counter continued;                             ///< commands staged that are not the first of their request
-  Counter bytes[2];                              ///< read and written, by commands that succeeded
-  Counter errors;                                ///< commands that failed
-  Counter doorbells;                             ///< submission doorbell stores
-  Counter protocol_errors;                       ///< completions that no command was waiting for
+  Counter continued;        ///< commands staged that are not the first of their request
+  Counter bytes[2];         ///< read and written, by commands that succeeded
+  Counter errors;           ///< commands that failed
+  Counter coalesced;        ///< commands told of by a doorbell store that told of others too, less one for each store
+  Counter protocol_errors;  ///< completions that no command was waiting for
   std::array<Counter, kLatencyBuckets> latency;  ///< of every command retired, from staging to retirement
 
   std::uint64_t commands() const {

@@ -2,9 +2,11 @@
 #include "common.hpp"
 
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "base/text.hpp"
 
@@ -14,18 +16,25 @@ namespace {
 
 PyObject* error_type = nullptr;
 
-/// `raised` is an instance of ugds.Error with every field of the core's error.
+/// Text of the core's, which may hold what a caller gave it: bytes that are no UTF-8 become U+FFFD.
+nb::object text(const char* bytes) {
+  nb::object out = nb::steal(PyUnicode_DecodeUTF8(bytes, static_cast<Py_ssize_t>(std::strlen(bytes)), "replace"));
+  if (!out.is_valid()) throw nb::python_error();
+  return out;
+}
+
+/// An instance of ugds.Error with every field of the core's error.
 nb::object instance(const Error& error) {
-  nb::object raised = nb::borrow(error_type)(error.code, error.message());
-  raised.attr("operation") = nb::str(error.operation);
-  raised.attr("device") = nb::str(error.device);
+  nb::object raised = nb::borrow(error_type)(error.code, text(error.message().c_str()));
+  raised.attr("operation") = text(error.operation);
+  raised.attr("device") = text(error.device);
   raised.attr("offset") = nb::int_(error.offset);
   raised.attr("length") = nb::int_(error.length);
   raised.attr("completed") = nb::int_(error.completed);
   raised.attr("status") = error.status == kNoStatus ? nb::object(nb::none()) : nb::object(nb::int_(error.status));
-  raised.attr("status_text") = nb::str(error.status_words);
-  raised.attr("cause") = nb::str(error.cause);
-  raised.attr("hint") = nb::str(error.hint);
+  raised.attr("status_text") = text(error.status_words);
+  raised.attr("cause") = text(error.cause);
+  raised.attr("hint") = text(error.hint);
   return raised;
 }
 
@@ -51,7 +60,15 @@ void define_errors(nb::module_& m) {
   });
 }
 
-void set_error(const Error& error) { PyErr_SetObject(error_type, instance(error).ptr()); }
+void set_error(const Error& error) noexcept {
+  try {
+    PyErr_SetObject(error_type, instance(error).ptr());
+  } catch (nb::python_error& other) {
+    other.restore();
+  } catch (...) {
+    PyErr_NoMemory();
+  }
+}
 
 void raise(const Error& error) {
   set_error(error);
@@ -92,6 +109,35 @@ std::uint64_t size_argument(nb::handle value, const char* name, const char* oper
               "give a number of bytes from 0 to 2^64 - 1");
   }
   return bytes;
+}
+
+namespace {
+
+bool is_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
+
+Unlocked::Unlocked() : ending_(is_ending()), state_(PyEval_SaveThread()) {}
+
+Unlocked::~Unlocked() {
+  // The interpreter is gone or going: taking its lock would end this thread in the middle of C++ code.
+  while (!ending_ && is_ending()) pause();
+  PyEval_RestoreThread(state_);
+}
+
+PyDevice::~PyDevice() {
+  // Whoever is inside may need the lock to get out.
+  if (PyGILState_Check() != 0) {
+    without_lock([&] { engine::Table::instance().abandon(id); });
+  } else {
+    engine::Table::instance().abandon(id);
+  }
 }
 
 engine::Interrupt python_interrupt() {

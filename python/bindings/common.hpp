@@ -23,17 +23,31 @@ namespace nb = nanobind;
 /// Makes `ugds.Error` and its translation from Failure.
 void define_errors(nb::module_& m);
 /// Sets Python's error indicator to `ugds.Error` for an error of the core.
-void set_error(const Error& error);
+void set_error(const Error& error) noexcept;
 /// Raises `ugds.Error` for an error of the core. Needs the interpreter lock.
 [[noreturn]] void raise(const Error& error);
 /// Raises for this thread's last error.
 [[noreturn]] void raise_last();
 [[noreturn]] void raise_new(int code, const char* operation, const std::string& cause, const std::string& hint = "");
 
+/// Lets go of the interpreter lock for its lifetime. Unlike nanobind's, it parks the thread if the interpreter has
+/// ended meanwhile.
+class Unlocked {
+ public:
+  Unlocked();
+  ~Unlocked();
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  bool ending_;  ///< the interpreter was ending before: this is the thread that ends it
+  PyThreadState* state_;
+};
+
 /// Runs `body` without the interpreter lock; what it throws is thrown on with the lock.
 template <class Body>
 auto without_lock(Body&& body) {
-  nb::gil_scoped_release release;
+  const Unlocked unlocked;
   return body();
 }
 
@@ -50,7 +64,7 @@ struct PyDevice {
   engine::HandleId id = 0;
   std::string uri;
   std::string transport;
-  ~PyDevice() { engine::Table::instance().abandon(id); }
+  ~PyDevice();
 };
 
 /// The Python memory that a registration keeps alive: a buffer view, a DLPack import, or memory of ours.

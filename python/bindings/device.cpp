@@ -65,6 +65,13 @@ struct Range {
   raise_new(ESTALE, name, "the registration is closed", "register the buffer again");
 }
 
+[[noreturn, gnu::cold]] void raise_beyond(const PyRegistration& registration, std::uint64_t at, const char* name) {
+  raise_new(EINVAL, name,
+            "buffer_offset, " + std::to_string(at) + ", lies beyond the buffer, which has " +
+                std::to_string(registration.reference.size) + " bytes",
+            "give a smaller one");
+}
+
 inline Range range_of(PyObject* object, PyObject* offset, PyObject* size, const char* name) {
   const std::uint64_t at = offset == nullptr ? 0 : bytes_argument(offset, "buffer_offset", name);
   if (!is_registration(object)) [[unlikely]]
@@ -72,7 +79,9 @@ inline Range range_of(PyObject* object, PyObject* offset, PyObject* size, const 
   const PyRegistration& registration = *nb::inst_ptr<PyRegistration>(object);
   if (registration.closed) [[unlikely]]
     raise_closed_registration(name);
-  const std::uint64_t rest = registration.reference.size - at;  // too large a number where it wraps, and refused
+  if (at > registration.reference.size) [[unlikely]]
+    raise_beyond(registration, at, name);
+  const std::uint64_t rest = registration.reference.size - at;
   return {registration.reference, at, size == nullptr ? rest : bytes_argument(size, "size", name)};
 }
 
@@ -170,11 +179,13 @@ inline void parse(PyObject* const* args, std::size_t positional, PyObject* keywo
 }
 
 template <Opcode opcode>
-PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) noexcept {
+PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
   try {
     PyObject* arguments[std::size(kNames)] = {};
     parse(args, static_cast<std::size_t>(positional), keywords,
           opcode == Opcode::read ? kPositional : std::size(kNames), arguments);
+    if (!nb::inst_ready(self)) [[unlikely]]
+      throw nb::type_error("a Device is made by ugds.open()");
     return PyLong_FromLongLong(transfer<opcode>(*nb::inst_ptr<PyDevice>(self), arguments));
   } catch (nb::python_error& error) {
     error.restore();
@@ -244,9 +255,13 @@ void close(const PyDevice& device, double drain) {
   const int code = without_lock([&] {
     const auto limit = static_cast<std::uint64_t>(std::min(drain, 1e9) * 1e9);
     int result = table.close(device.id, Table::Mode::bounded, limit);
+    if (result != EBUSY) return result;
+    {
+      const Table::Use handle(table, device.id);
+      if (!handle || handle->state() != engine::State::wedged) return result;
+    }
     // A wedged controller is reset from outside; what even that does not stop stays as it is.
-    if (result == EBUSY) result = table.close(device.id, Table::Mode::force, limit);
-    return result;
+    return table.close(device.id, Table::Mode::force, limit);
   });
   collect_retired();
   if (code != EBUSY) return;  // closed now, or before
@@ -322,7 +337,7 @@ nb::list queue_stats(const PyDevice& device) {
     row["read_bytes"] = s.bytes[0].get();
     row["write_bytes"] = s.bytes[1].get();
     row["commands"] = s.commands();
-    row["doorbells"] = s.doorbells.get();
+    row["doorbells"] = pair->doorbells();
     row["errors"] = s.errors.get();
     row["in_flight"] = pair->load();
     row["latency_ns_histogram"] = latency_histogram(s);

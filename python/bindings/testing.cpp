@@ -29,13 +29,14 @@ struct PyEmulator {
 /// Runs `body` on the controller, without the interpreter lock.
 template <class Body>
 auto on(const PyEmulator& self, Body&& body) {
-  const Table::Use handle(Table::instance(), self.id);
-  if (!handle) {
-    Table::instance().explain_stale(self.id, "emulator");
-    raise_last();
-  }
-  auto& device = dynamic_cast<device::EmulatedDevice&>(handle->device());
-  return without_lock([&] { return body(device.controller()); });
+  return without_lock([&] {
+    const Table::Use handle(Table::instance(), self.id);
+    if (!handle) {
+      Table::instance().explain_stale(self.id, "emulator");
+      throw Failure(last_error());
+    }
+    return body(dynamic_cast<device::EmulatedDevice&>(handle->device()).controller());
+  });
 }
 
 constexpr std::pair<const char*, Fault::Kind> kKinds[] = {

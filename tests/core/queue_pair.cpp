@@ -112,7 +112,7 @@ TEST_CASE("one doorbell store tells of everything staged") {
   rig.pair.ring();
   CHECK(rig.device.registers[kSubmission] == 10);
   rig.pair.ring();
-  CHECK(rig.pair.statistics().doorbells.get() == 1);
+  CHECK(rig.pair.doorbells() == 1);
 }
 
 TEST_CASE("completions in any order, with an identifier never used twice at once") {
