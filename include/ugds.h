@@ -16,6 +16,8 @@
 #include <sys/types.h>
 #include <time.h>
 
+struct timespec; /* not declared by <time.h> in strict C99 */
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -87,14 +87,18 @@ nb::dict counters(const PyEmulator& self) {
 
 void define_testing(nb::module_& m) {
   nb::class_<PyEmulator>(m, "Emulator", nb::is_final(), "The emulated controller behind a device (see `ugds.testing`).")
-      .def("violations",
-           [](const PyEmulator& self) {
-             std::vector<std::pair<std::string, std::string>> out;
-             for (auto& v : on(self, [](Controller& c) { return c.violations(); })) out.emplace_back(v.rule, v.what);
-             return out;
-           })
-      .def("clear_violations", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_violations(); }); })
-      .def("counters", &counters)
+      .def(
+          "violations",
+          [](const PyEmulator& self) {
+            std::vector<std::pair<std::string, std::string>> out;
+            for (auto& v : on(self, [](Controller& c) { return c.violations(); })) out.emplace_back(v.rule, v.what);
+            return out;
+          },
+          "What the driver did that no driver may, as (rule, what happened) pairs.")
+      .def(
+          "clear_violations", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_violations(); }); },
+          "Forgets the violations so far.")
+      .def("counters", &counters, "What only the device can know, by name: commands, doorbells, mapped_bytes, ...")
       .def(
           "inject",
           [](const PyEmulator& self, const std::string& kind, int opcode, bool admin, std::uint64_t skip,
@@ -115,16 +119,32 @@ void define_testing(nb::module_& m) {
           },
           nb::arg("kind"), nb::kw_only(), nb::arg("opcode") = -1, nb::arg("admin") = false, nb::arg("skip") = 0,
           nb::arg("count") = 1, nb::arg("status") = 0, nb::arg("delay_ns") = 0, nb::arg("lba") = 0,
-          nb::arg("blocks") = nb::none(), nb::arg("abortable") = true)
-      .def("clear_faults", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_faults(); }); })
-      .def("remove", [](const PyEmulator& self) { on(self, [](Controller& c) { c.remove(); }); })
-      .def("plug", [](const PyEmulator& self) { on(self, [](Controller& c) { c.plug(); }); })
+          nb::arg("blocks") = nb::none(), nb::arg("abortable") = true,
+          "Plays the fault `kind` (`ugds.testing.FAULTS`) on the next `count` commands that match, after `skip` that "
+          "match\n"
+          "have passed. opcode: -1 is any, 1 write, 2 read. lba, blocks: commands that touch these blocks. abortable: "
+          "whether\n"
+          "an Abort ends a hang. Raises `ugds.Error` (EINVAL) for an unknown kind.")
+      .def(
+          "clear_faults", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_faults(); }); },
+          "Takes planted faults back that have not been played.")
+      .def(
+          "remove", [](const PyEmulator& self) { on(self, [](Controller& c) { c.remove(); }); },
+          "Takes the device from the bus: its registers read as all ones, and every waiter is told.")
+      .def(
+          "plug", [](const PyEmulator& self) { on(self, [](Controller& c) { c.plug(); }); },
+          "Brings it back, in its initial state. A handle that lost it must be opened again.")
       .def(
           "power_cut",
           [](const PyEmulator& self, double survive, std::uint64_t seed) {
             on(self, [&](Controller& c) { c.power_cut(survive, seed); });
           },
-          nb::arg("survive") = 0.0, nb::arg("seed") = 1)
+          nb::arg("survive") = 0.0, nb::arg("seed") = 1,
+          "Takes the power away: the controller is reset, and of what was written and not made durable each block "
+          "survives\n"
+          "with probability `survive`. The next request finds the controller reset and raises ECANCELED; after that "
+          "the\n"
+          "handle works again.")
       .def(
           "peek",
           [](const PyEmulator& self, std::uint64_t offset, std::uint64_t size, std::uint32_t ns) {
@@ -133,21 +153,27 @@ void define_testing(nb::module_& m) {
             on(self, [&](Controller& c) { c.peek(ns, offset, const_cast<char*>(out.c_str()), size); });
             return out;
           },
-          nb::arg("offset"), nb::arg("size"), nb::arg("namespace") = 1)
+          nb::arg("offset"), nb::arg("size"), nb::arg("namespace") = 1,
+          "Stored bytes, behind the protocol's back. Raises `ugds.Error` (ERANGE).")
       .def(
           "poke",
           [](const PyEmulator& self, std::uint64_t offset, nb::bytes data, std::uint32_t ns) {
             on(self, [&](Controller& c) { c.poke(ns, offset, data.c_str(), data.size()); });
           },
-          nb::arg("offset"), nb::arg("data"), nb::arg("namespace") = 1)
-      .def("stored_bytes",
-           [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.stored_bytes(); }); })
-      .def("virtual_now_ns",
-           [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.virtual_now_ns(); }); })
+          nb::arg("offset"), nb::arg("data"), nb::arg("namespace") = 1,
+          "Changes stored bytes, behind the protocol's back. Raises `ugds.Error` (ERANGE).")
+      .def(
+          "stored_bytes",
+          [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.stored_bytes(); }); },
+          "Bytes of memory or file that the data takes up.")
+      .def(
+          "virtual_now_ns",
+          [](const PyEmulator& self) { return on(self, [](Controller& c) { return c.virtual_now_ns(); }); },
+          "With `clock=virtual`: the device's time, in nanoseconds.")
       .def(
           "advance_ns",
           [](const PyEmulator& self, std::uint64_t ns) { on(self, [&](Controller& c) { c.advance_ns(ns); }); },
-          nb::arg("ns"));
+          nb::arg("ns"), "With `clock=virtual`: moves the device's time on.");
 
   m.def(
       "emulator",

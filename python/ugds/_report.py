@@ -92,7 +92,8 @@ def records_tables(records: list[Record]) -> list[RenderableType]:
         rows = list(group)
         common = [name for name in params if all(row.params[name] == rows[0].params[name] for row in rows)]
         said = [f"{name} {rows[0].params[name]}" for name in common]
-        heading = ", ".join([*said, f"memory {memory}", f"route {route}"])
+        transport = rows[0].device.partition(":")[0]
+        heading = ", ".join([*said, f"memory {memory}", f"transport {transport}", f"route {route}"])
         if len(rows) > 1:
             varied = [name for name in params if name not in common]
             lines = [

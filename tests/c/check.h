@@ -20,7 +20,8 @@ static inline int check(int ok, const char* file, int line, const char* words) {
 }
 
 #define CHECK(condition) check((condition) != 0, __FILE__, __LINE__, #condition)
-#define REQUIRE(condition) (check((condition) != 0, __FILE__, __LINE__, #condition) ? (void)0 : exit((checks_summary(), 255)))
+#define REQUIRE(condition) \
+  (check((condition) != 0, __FILE__, __LINE__, #condition) ? (void)0 : exit((checks_summary(), 255)))
 
 static int checks_summary(void) {
   printf("%d passed, %d failed, 0 skipped\n", checks_passed, checks_failed);
