@@ -70,10 +70,7 @@ void set_error(const Error& error) noexcept {
   }
 }
 
-void raise(const Error& error) {
-  set_error(error);
-  throw nb::python_error();
-}
+void raise(const Error& error) { throw Failure(error); }
 
 void raise_last() { raise(last_error()); }
 

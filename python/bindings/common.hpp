@@ -24,7 +24,7 @@ namespace nb = nanobind;
 void define_errors(nb::module_& m);
 /// Sets Python's error indicator to `ugds.Error` for an error of the core.
 void set_error(const Error& error) noexcept;
-/// Raises `ugds.Error` for an error of the core. Needs the interpreter lock.
+/// Throws a Failure, which becomes `ugds.Error` where the call returns to Python.
 [[noreturn]] void raise(const Error& error);
 /// Raises for this thread's last error.
 [[noreturn]] void raise_last();

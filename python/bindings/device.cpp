@@ -190,7 +190,10 @@ PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, P
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const Failure& failure) {
-    set_error(failure.error());
+    Error error = failure.error();
+    // What was refused before the device was looked at is named for it all the same.
+    if (error.device[0] == '\0') set_device(error, nb::inst_ptr<PyDevice>(self)->uri.c_str());
+    set_error(error);
   } catch (const nb::builtin_exception& error) {
     PyErr_SetString(PyExc_TypeError, error.what());
   } catch (const std::exception& error) {

@@ -357,8 +357,8 @@ void define_registration(nb::module_& m) {
                  const bool leaving = exception.size() != 0 && !exception[0].is_none();
                  try {
                    close(self);
-                 } catch (nb::python_error& error) {
-                   if (!leaving || nb::cast<int>(error.value().attr("errno")) != EBUSY) throw;
+                 } catch (const Failure& failure) {
+                   if (!leaving || failure.error().code != EBUSY) throw;
                  }
                })
           .def("__len__", [](const PyRegistration& r) { return r.reference.size; })
