@@ -113,34 +113,35 @@ TEST_CASE("a controller that cannot be stopped is wedged, and its commands' memo
   auto& table = engine::Table::instance();
   const auto id = table.open("emulated:16MiB?timeout=1", short_deadline());
   Buffer buffer(4096), idle(4096);
-  memory::Reference held;
   {
     const engine::Table::Use use(table, id);
     auto& controller = controller_of(*use);
     controller.inject(fault(Fault::Kind::late_write, false));
-    Fault stuck = fault(Fault::Kind::never_stopped);
-    stuck.count = 1000;
-    controller.inject(stuck);
-    const auto start = monotonic_ns();
-    const auto result = read(*use, buffer, 0, 4096);
-    if (use->state() == State::wedged) {
-      CHECK(result == -ETIMEDOUT);
-      CHECK(seconds(start) < 10);
-      CHECK(last_error().message().find("could not be stopped") != std::string::npos);
-      // New requests are refused within a bound; the held buffer cannot be closed, and the idle one can.
-      CHECK(read(*use, idle, 0, 4096) == -EIO);
-      CHECK(registry.close(buffer.reference()) == EBUSY);
-      held = buffer.release();
+    for (const auto kind : {Fault::Kind::never_stopped, Fault::Kind::reset_fails}) {
+      Fault stuck = fault(kind);
+      stuck.count = 1000;
+      controller.inject(stuck);
     }
+    const auto start = monotonic_ns();
+    CHECK(read(*use, buffer, 0, 4096) == -ETIMEDOUT);
+    CHECK(seconds(start) < 10);
+    CHECK(last_error().message().find("could not be stopped") != std::string::npos);
+    REQUIRE(use->state() == State::wedged);
+    // New requests are refused within a bound; the held buffer cannot be closed.
+    CHECK(read(*use, idle, 0, 4096) == -EIO);
+    CHECK(registry.close(buffer.reference()) == EBUSY);
   }
-  if (held) {
-    CHECK(table.close(id, engine::Table::Mode::bounded, 100'000'000) == EBUSY);
+  const memory::Reference held = buffer.release();
+  CHECK(table.close(id, engine::Table::Mode::bounded, 100'000'000) == EBUSY);
+  CHECK(table.close(id, engine::Table::Mode::force, 100'000'000) == EBUSY);  // even that does not stop it
+  CHECK(registry.close(held) == EBUSY);
+  {
     const engine::Table::Use use(table, id);
     controller_of(*use).clear_faults();
   }
   // A reset of the function from outside stops it, and releases the quarantine.
   CHECK(table.close(id, engine::Table::Mode::force, 100'000'000) == 0);
-  if (held) CHECK(registry.close(held) == 0);
+  CHECK(registry.close(held) == 0);
 }
 
 TEST_CASE("a fatal status is recovered from") {
