@@ -60,9 +60,9 @@ class Buffer {
   }
   /// Leaves the registration to the test; the memory stays for ever.
   memory::Reference release() {
-    auto* kept = new std::vector<std::byte>(std::move(bytes_));  // NOLINT: the controller may still write to it
-    static std::vector<std::vector<std::byte>*> all;
-    all.push_back(kept);
+    // Never destroyed: the controller may still write to it.
+    static auto* const all = new std::vector<std::vector<std::byte>>;  // NOLINT
+    all->push_back(std::move(bytes_));
     return std::exchange(reference_, {});
   }
   std::byte* data() { return begin_; }

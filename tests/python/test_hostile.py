@@ -40,7 +40,8 @@ def test_a_buffer_is_held_while_an_unaligned_request_copies_to_it() -> None:
 def test_a_completion_that_was_made_up_never_passes_for_a_right_one() -> None:
     wrong: list[int] = []
     told: list[int | None] = []
-    with ugds.open("emulated:1MiB", queues=1) as ssd:
+    # A latency over the time between two looks at the device: that is when the queue pair's distrust is seen.
+    with ugds.open("emulated:1MiB?latency=300us", queues=1) as ssd:
         emulator = ugds.testing.emulator(ssd)
         emulator.poke(0, b"\x5a" * 4096)
 
