@@ -10,6 +10,7 @@
 #include "base/steps.hpp"
 #include "base/text.hpp"
 #include "device/emulated.hpp"
+#include "device/vfio.hpp"
 #include "nvme/prp.hpp"
 
 namespace ugds::device {
@@ -86,12 +87,22 @@ Iova DmaMemory::iova(std::uint64_t offset) const {
 
 void DmaMemory::leak() noexcept { data_ = nullptr; }
 
-std::unique_ptr<Device> open(const std::string& text) {
-  const Uri uri = parse_uri(text);
+Mapping Device::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
+  fail(EOPNOTSUPP, "map", "this transport cannot reach memory that is known by a descriptor alone",
+       "map it into this process and register that");
+}
+
+void Device::set_interrupts(std::span<const int> eventfds) {
+  if (!eventfds.empty()) fail(EOPNOTSUPP, "open", "this transport has no interrupts", "completions are polled");
+}
+
+std::unique_ptr<Device> open(const std::string& text, const Uri& uri) {
   if (uri.scheme == "emulated") return std::make_unique<EmulatedDevice>(text, uri);
-  const std::string near = nearest(uri.scheme, {"emulated"});
+  if (uri.scheme == "pci") return std::make_unique<VfioDevice>(text, uri);
+  const std::string near = nearest(uri.scheme, {"emulated", "pci", "vfio-user"});
   fail(EINVAL, "open", "\"" + uri.scheme + ":\" names no transport of this release",
-       near.empty() ? "use emulated:SIZE, such as emulated:1GiB" : "did you mean " + near + ":?");
+       near.empty() ? "use pci:ADDRESS, vfio-user:SOCKET, or emulated:SIZE, such as emulated:1GiB"
+                    : "did you mean " + near + ":?");
 }
 
 }  // namespace ugds::device

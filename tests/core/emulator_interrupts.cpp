@@ -143,13 +143,13 @@ TEST_CASE("interrupts: by itself there is one vector a queue, one for the admin 
   CHECK(parse("1MiB?queues=65534").vector_count() == 2048);
   CHECK(parse("1MiB?queues=65534&vectors=7").vector_count() == 7);
   CHECK_THROWS_AS(parse("1MiB?vectors=2049"), Failure);
-  CHECK_THROWS_AS(parse("1MiB?interrupts=never"), Failure);
+  CHECK_THROWS_AS(parse("1MiB?notify=never"), Failure);
 }
 
 TEST_CASE("interrupts: adaptive ones come only to a queue that was empty by its doorbell") {
   for (const bool adaptive : {false, true}) {
     CAPTURE(adaptive);
-    Setup s(adaptive ? "1MiB?pump=caller&interrupts=adaptive" : "1MiB?pump=caller");
+    Setup s(adaptive ? "1MiB?pump=caller&notify=adaptive" : "1MiB?pump=caller");
     Event event;
     s.h.c.set_interrupt(1, event.fd);
     s.submit(1, 1);
