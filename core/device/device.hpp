@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 
+#include "base/descriptor.hpp"
 #include "base/text.hpp"
 #include "base/units.hpp"
 
@@ -120,9 +121,12 @@ class DmaMemory {
   void leak() noexcept;
 
  private:
+  void free() noexcept;
+
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
   Bytes size_{};
+  Descriptor descriptor_;  ///< behind it, where the transport needs one
   Mapping mapping_{};
   std::unique_ptr<std::uint64_t[]> pages_;
 };

@@ -159,13 +159,13 @@ void VfioDevice::find_interrupts() {
   tells_removal_ = abi::call(access_.device.get(), VFIO_DEVICE_GET_IRQ_INFO, &info) >= 0 && info.count != 0;
 }
 
-void VfioDevice::set_trigger(std::uint32_t index, std::uint32_t start, std::span<const int> eventfds) {
+void VfioDevice::set_trigger(std::uint32_t index, std::span<const int> eventfds) {
   std::vector<std::uint64_t> storage((sizeof(vfio_irq_set) + eventfds.size_bytes() + 7) / 8);
   auto* const set = reinterpret_cast<vfio_irq_set*>(storage.data());
   set->argsz = static_cast<std::uint32_t>(sizeof(vfio_irq_set) + eventfds.size_bytes());
   set->flags = VFIO_IRQ_SET_ACTION_TRIGGER | (eventfds.empty() ? VFIO_IRQ_SET_DATA_NONE : VFIO_IRQ_SET_DATA_EVENTFD);
   set->index = index;
-  set->start = start;
+  set->start = 0;
   set->count = static_cast<std::uint32_t>(eventfds.size());
   if (!eventfds.empty()) std::memcpy(set->data, eventfds.data(), eventfds.size_bytes());
   if (const int result = abi::call(access_.device.get(), VFIO_DEVICE_SET_IRQS, set); result < 0) {
@@ -180,9 +180,11 @@ void VfioDevice::set_interrupts(std::span<const int> eventfds) {
     fail(EINVAL, "open", "the device has " + std::to_string(limits_.interrupt_vectors) + " interrupt vectors");
   }
   if (!access_.device) return;
-  // Older kernels take a new set of vectors only while none is set.
-  set_trigger(VFIO_PCI_MSIX_IRQ_INDEX, 0, {});
-  if (!eventfds.empty()) set_trigger(VFIO_PCI_MSIX_IRQ_INDEX, 0, eventfds);
+  // Older kernels take a new set of vectors only while none is set; every kernel refuses to end what is not.
+  if (std::exchange(has_interrupts_, false)) set_trigger(VFIO_PCI_MSIX_IRQ_INDEX, {});
+  if (eventfds.empty()) return;
+  set_trigger(VFIO_PCI_MSIX_IRQ_INDEX, eventfds);
+  has_interrupts_ = true;
 }
 
 std::uint32_t VfioDevice::read32(std::uint32_t offset) {
@@ -261,7 +263,7 @@ void VfioDevice::on_removal_request(const RemovalCall& call) {
       this);
   const int eventfds[] = {removal_.get()};
   std::lock_guard guard(lock_);
-  if (access_.device) set_trigger(VFIO_PCI_REQ_IRQ_INDEX, 0, eventfds);
+  if (access_.device) set_trigger(VFIO_PCI_REQ_IRQ_INDEX, eventfds);
 }
 
 void VfioDevice::release() noexcept {

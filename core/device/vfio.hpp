@@ -42,7 +42,7 @@ class VfioDevice final : public Device {
   void map_registers();
   void find_interrupts();
   void enable_bus_master();
-  void set_trigger(std::uint32_t index, std::uint32_t start, std::span<const int> eventfds);
+  void set_trigger(std::uint32_t index, std::span<const int> eventfds);
 
   std::string uri_;
   std::mutex lock_;  ///< over access_, which `release` empties
@@ -50,7 +50,7 @@ class VfioDevice final : public Device {
   Limits limits_;
   std::byte* registers_ = nullptr;  ///< BAR0; once released, memory that reads as all ones
   std::uint64_t register_bytes_ = 0;
-  bool can_reset_ = false, tells_removal_ = false;
+  bool can_reset_ = false, tells_removal_ = false, has_interrupts_ = false;
   Descriptor removal_;
   std::uint64_t removal_watch_ = 0;
   RemovalCall removal_call_;

@@ -212,8 +212,11 @@ std::string Handle::completion() const {
   for (const auto& pair : queues_) {
     const queue::Wakeup* wakeup = pair->wakeup();
     if (wakeup == nullptr) continue;
-    if (wakeup->armed()) ++armed;
-    if (wakeup->missed() >= queue::Wakeup::kMostMissed) why = "interrupts of completions were missed";
+    if (wakeup->armed()) {
+      ++armed;
+    } else if (why.empty()) {
+      why = "interrupts of completions were missed";
+    }
   }
   std::string words = armed != 0 ? "interrupt" : "polling";
   if (armed != 0 && armed != queues_.size()) {
