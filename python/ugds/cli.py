@@ -147,6 +147,19 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
     )
     overhead.add_argument("--calls", type=positive, default=1000, help="reads to count over (%(default)s)")
 
+    completion = _command(
+        kinds,
+        "completion",
+        bench,
+        "polling against sleeping for interrupts: a read's time, and the share of a processor that it takes",
+        "examples:\n  ugds bench completion\n  ugds bench completion --json | grep interrupt_cpu_percent\n\n"
+        "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), and\n"
+        "1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
+    )
+    completion.add_argument("--seconds", type=float, default=1.0, help="for each way of waiting (%(default)s)")
+    completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
+    _json_option(completion)
+
     for kind, default in ((sync, "emulated:1GiB"), (setup, "emulated:1GiB"), (overhead, "emulated:64MiB?pump=caller")):
         kind.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
         _json_option(kind)
