@@ -153,8 +153,8 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
         bench,
         "polling against sleeping for interrupts: a read's time, and the share of a processor that it takes",
         "examples:\n  ugds bench completion\n  ugds bench completion --json | grep interrupt_cpu_percent\n\n"
-        "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), and\n"
-        "1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
+        "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), "
+        "and\n1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
     )
     completion.add_argument("--seconds", type=float, default=1.0, help="for each way of waiting (%(default)s)")
     completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
