@@ -54,7 +54,7 @@ def devices(arguments: argparse.Namespace) -> int:
     elif not arguments.json:
         console = _report.console()
         for part in _tables.tables(found):
-            console.print(part)
+            console.print(part, soft_wrap=isinstance(part, str))  # a path that is cut in two is of no use
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -27,7 +28,7 @@ def is_for_programs(driver: str | None) -> bool:
 def _uses(look: Usage, disk: Disk) -> Iterator[Refusal]:
     use = look.of(disk)
     for mount in use.mounts:
-        yield Refusal(f"{disk.name} is mounted at {mount}", f"sudo umount {mount.point}")
+        yield Refusal(f"{disk.name} is mounted at {mount}", f"sudo umount {shlex.quote(mount.point)}")
     if use.swap:
         yield Refusal(f"{disk.name} is used as swap", f"sudo swapoff {look.roots.dev / disk.name}")
     for holder in use.holders:

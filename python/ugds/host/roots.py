@@ -66,6 +66,11 @@ class Roots:
         except subprocess.TimeoutExpired:
             raise TimeoutError(110, f"no answer within {seconds:.0f} s", command[0]) from None
 
+    def open(self, path: Path, *, exclusive: bool) -> int:
+        """Opens a block device for reading. Exclusively, it keeps mounts and the like away while it is open; OSError
+        with EBUSY where something else has it so."""
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0))
+
     def is_node_of(self, fd: int, number: str) -> bool:
         """True if the open file is the block device with this "major:minor": a name in /dev proves nothing."""
         status = os.fstat(fd)

@@ -65,6 +65,7 @@ MARKS = (
 GPT = "GPT partition table"
 GPT_BACKUP = "backup of a GPT partition table"
 MBR = "MBR partition table"
+PROTECTIVE = f"{MBR} (it protects a GPT)"
 BOOT = "boot sector"
 
 
@@ -87,7 +88,7 @@ def _partition_tables(read: Read, size: int) -> Iterator[str]:
     plausible = [entry for entry in used if entry[0] in (0, 0x80) and entry[4] != 0 and any(entry[12:16])]
     protective = any(entry[4] == 0xEE for entry in plausible)
     if plausible and len(plausible) == len(used):
-        yield f"{MBR} (it protects a GPT)" if protective else MBR
+        yield PROTECTIVE if protective else MBR
     else:
         yield BOOT
 
@@ -147,11 +148,10 @@ _SAME = {"ext": ("ext2", "ext3", "ext4", "ext4dev", "jbd"), GPT_BACKUP: (GPT,)}
 def merge(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
     """blkid's findings, then those of ours that it has no word for."""
     extra = [name for name in ours if name not in theirs and not any(s in theirs for s in _SAME.get(name, ()))]
-    if any("PMBR" in name or name == GPT for name in theirs):
-        extra = [name for name in extra if not name.startswith(MBR)]
-    elif GPT in extra:
-        extra = [name for name in extra if not name.startswith(f"{MBR} (")]
-    return (*theirs, *extra)
+    found = [*theirs, *extra]
+    if GPT in found:  # blkid gives no MBR beside it, and takes what protects a GPT of other blocks for one
+        found = [name for name in found if name != PROTECTIVE]
+    return tuple(found)
 
 
 def from_blkid(output: str) -> tuple[str, ...]:
@@ -160,9 +160,7 @@ def from_blkid(output: str) -> tuple[str, ...]:
     found = []
     table = values.get("PTTYPE")
     if table is not None:
-        found.append(
-            {"gpt": GPT, "dos": MBR, "PMBR": f"{MBR} (it protects a GPT)"}.get(table, f"{table} partition table")
-        )
+        found.append({"gpt": GPT, "dos": MBR, "PMBR": PROTECTIVE}.get(table, f"{table} partition table"))
     if "TYPE" in values:
         found.append(values["TYPE"])
     return tuple(found)

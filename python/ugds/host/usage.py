@@ -108,15 +108,13 @@ def _holder(path: Path) -> str:
 
 
 def open_disk(roots: Roots, disk: Disk, *, exclusive: bool) -> int:
-    """Opens a disk for reading; exclusively, it keeps mounts and the like away while it is open. Raises OSError: EBUSY
-    where something else has it exclusively."""
+    """Opens a disk for reading (see `Roots.open`). Raises OSError, also where its node in /dev is of another device."""
     path = roots.dev / disk.name
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0)
-    fd = os.open(path, flags)
+    fd = roots.open(path, exclusive=exclusive)
     if roots.is_node_of(fd, disk.number):
         return fd
     os.close(fd)
-    raise OSError(errno.ENODEV, f"is not the block device {disk.number}", str(path))
+    raise OSError(errno.ENODEV, f"it is not the block device {disk.number}", str(path))
 
 
 def contents(roots: Roots, disk: Disk) -> Contents:
