@@ -35,10 +35,13 @@ def link_text(link: Link | None) -> str:
 
 
 def _group_text(controller: Controller) -> str:
-    if controller.iommu_group is None:
+    group, others = controller.iommu_group, controller.group_shared_with
+    if group is None:
         return "none"
-    others = len(controller.group_shared_with)
-    return f"{controller.iommu_group}, with {others} more" if others else f"{controller.iommu_group}, alone"
+    blocking = [f"{other.address} ({other.driver})" for other in others if other.blocks]
+    if blocking:
+        return f"{group}, with {', '.join(blocking)}"
+    return f"{group}, with {len(others)} that may share it" if others else f"{group}, alone"
 
 
 def _holder_text(controller: Controller) -> str:
@@ -128,17 +131,19 @@ def tables(found: Sequence[Controller]) -> list[RenderableType]:
             made += [part, ""]
     if not any(controller.gpus for controller in found):
         made.append("GPUs: none found (NVIDIA, AMD, Intel)")
-    unknown = [f"  {c.address} {fact}: {escape(reason)}" for c in found for fact, reason in c.unknown.items()]
+    unknown = _unknown(found)
     if unknown:
-        made.append("\n".join(["unknown, and why:", *_merged(unknown)]))
+        made.append("\n".join(["unknown, and why:", *unknown]))
     return made
 
 
-def _merged(lines: list[str]) -> list[str]:
-    """Facts of one device that lack for the same reason, on one line."""
-    grouped: dict[tuple[str, str], list[str]] = {}
-    for line in lines:
-        about, _, reason = line.partition(": ")
-        address, _, fact = about.strip().partition(" ")
-        grouped.setdefault((address, reason), []).append(fact)
-    return [f"  {address} {', '.join(facts)}: {reason}" for (address, reason), facts in grouped.items()]
+def _unknown(found: Sequence[Controller]) -> list[str]:
+    """A line for each reason, with the facts and the controllers that it is given for."""
+    facts: dict[tuple[str, str], list[str]] = {}
+    for controller in found:
+        for fact, reason in controller.unknown.items():
+            facts.setdefault((controller.address, reason), []).append(fact)
+    addresses: dict[tuple[str, str], list[str]] = {}
+    for (address, reason), names in facts.items():
+        addresses.setdefault((", ".join(names), reason), []).append(address)
+    return [escape(f"  {' '.join(where)} {names}: {reason}") for (names, reason), where in addresses.items()]

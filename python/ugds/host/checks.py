@@ -118,11 +118,12 @@ def no_iommu(roots: Roots, address: str) -> Refusal | None:
     problem = transports.no_group_problem(roots, address)
     if problem is None:
         return None
-    remedy = (
-        "turn the IOMMU on in the firmware and by intel_iommu=on on the kernel's command line; or, at the risk that\n"
-        "              the controller writes to memory that is not yours:\n"
-        "              echo 1 | sudo tee /sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
-    )
+    remedy = "turn the IOMMU on in the firmware, and by intel_iommu=on on the kernel's command line"
+    if transports.noiommu_enabled(roots) is False:
+        remedy += (
+            "\n              or, at the risk that the controller writes to memory that is not yours:"
+            f"\n              echo 1 | sudo tee {transports.noiommu_switch(roots)}"
+        )
     return Refusal(problem, remedy)
 
 

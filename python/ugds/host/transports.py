@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 from ugds import sizes
 from ugds.host import pci
@@ -49,9 +50,13 @@ def module_state(roots: Roots, driver: str) -> tuple[bool | None, str]:
     return False, f"this kernel has no module {driver}"
 
 
+def noiommu_switch(roots: Roots) -> Path:
+    return roots.sys / "module/vfio/parameters/enable_unsafe_noiommu_mode"
+
+
 def noiommu_enabled(roots: Roots) -> bool | None:
     """Whether vfio hands out devices without an IOMMU, unsafely; None where vfio is not loaded or cannot do so."""
-    text = read_or(roots.sys / "module/vfio/parameters/enable_unsafe_noiommu_mode", "")
+    text = read_or(noiommu_switch(roots), "")
     return None if not text else text in ("Y", "y", "1")
 
 
@@ -118,7 +123,7 @@ def no_group_problem(roots: Roots, address: str) -> str | None:
     """Why vfio-pci cannot take a controller that has no IOMMU group; None if it can."""
     if pci.iommu_group(pci.device_path(roots, address)) is not None or noiommu_enabled(roots):
         return None
-    return "it has no IOMMU group: the IOMMU is off or absent, and vfio's unsafe mode without one is off"
+    return "it has no IOMMU group: the IOMMU is off or absent, and vfio is not allowed to do without one"
 
 
 def vfio(roots: Roots, address: str) -> Transport:
