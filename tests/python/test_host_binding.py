@@ -73,7 +73,8 @@ def test_unbind_gives_it_back_and_leaves_nothing(blank: Machine) -> None:
 def test_what_is_bound_already_is_left_alone(blank: Machine) -> None:
     bind(SSD, roots=blank)
     blank.writes.clear()
-    assert not bind(SSD, roots=blank).changed
+    again = bind(SSD, roots=blank)
+    assert (again.changed, again.uri) == (False, f"pci:{SSD}")
     assert blank.writes == []
     unbind(SSD, roots=blank)
     blank.writes.clear()
@@ -183,6 +184,21 @@ def test_without_iommu_it_is_refused_even_if_that_shows_only_after_loading_vfio(
     assert "enable_unsafe_noiommu_mode" in caught.value.hint
     put(machine.sys / "module/vfio/parameters/enable_unsafe_noiommu_mode", "Y")
     assert bind(SSD, roots=machine).changed
+
+
+def test_an_interrupt_half_way_leads_back(blank: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, interrupts = blank.write, [True]
+
+    def interrupted(path: Path, value: str) -> None:
+        if path.name == "drivers_probe" and interrupts:
+            interrupts.pop()
+            raise KeyboardInterrupt
+        write(path, value)
+
+    monkeypatch.setattr(blank, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bind(SSD, roots=blank)
+    assert (blank.holder(), override(blank)) == ("nvme", "(null)")
 
 
 def test_two_moves_at_once_are_refused(blank: Machine) -> None:

@@ -70,10 +70,13 @@ def test_the_head_of_a_multipath_namespace(machine: Machine) -> None:
     machine.disk(folder, "nvme0c0n1", minor=1)
     subsystem = machine.sys / "devices/virtual/nvme-subsystem/nvme-subsys0"
     machine.disk(subsystem, "nvme0n1", minor=2)
+    put(subsystem / "ng0n1/dev", "241:0")
     link(subsystem / "nvme0", folder)
     link(machine.sys / "class/nvme-subsystem/nvme-subsys0", subsystem)
     machine.mounted("/dev/nvme0n1", "/srv", "259:2")
+    machine.process(99, "fio", str(machine.dev / "ng0n1"))
     stands_with_force(machine, "nvme0n1 is mounted at /srv")
+    stands_with_force(machine, "process 99 (fio) has ng0n1 open")
 
 
 def test_a_namespace_of_two_controllers(machine: Machine) -> None:

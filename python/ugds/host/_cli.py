@@ -50,7 +50,11 @@ def devices(arguments: argparse.Namespace) -> int:
         for controller in found:
             print(json.dumps(controller.as_dict()))
     if not found:
-        print(NO_CONTROLLER, file=sys.stderr if arguments.json else sys.stdout)
+        folder = roots.sys / "bus/pci/devices"
+        print(
+            NO_CONTROLLER if folder.is_dir() else f"{NO_CONTROLLER}\n({folder} is absent)",
+            file=sys.stderr if arguments.json else sys.stdout,
+        )
     elif not arguments.json:
         console = _report.console()
         for part in _tables.tables(found):

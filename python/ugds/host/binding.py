@@ -198,18 +198,22 @@ def execute(plan: Plan, report: Report = lambda words: None, released: Callable[
     """Makes a planned move. `report` is told of every step as it is made; `released` is called when the former driver
     has let go. Raises ugds.Error, after taking back what was done."""
     before = plan.before or "none"
+    uri = f"pci:{plan.address}" if plan.operation == "bind" else ""
     if plan.done:
-        return Change(plan.operation, plan.address, before, before, False, hints=_hints(plan))
+        return Change(plan.operation, plan.address, before, before, False, uri=uri, hints=_hints(plan))
     mover = _Mover(plan, report, released)
     try:
         with plan.roots.locked(plan.device):
-            mover.move()
+            try:
+                mover.move()
+            except KeyboardInterrupt:  # half a move is nobody's wish
+                mover.restore()
+                raise
     except BlockingIOError:
         cause = "another process is moving it"
         raise failure(errno.EBUSY, plan.operation, plan.address, cause, "wait for that one") from None
     if plan.driver == "nvme":
         _await_disks(plan)
-    uri = f"pci:{plan.address}" if plan.operation == "bind" else ""
     return Change(plan.operation, plan.address, before, plan.driver, True, tuple(mover.made), uri, _hints(plan))
 
 

@@ -57,7 +57,7 @@ def _contents(roots: Roots, disk: Disk) -> Iterator[Refusal]:
         names = ", ".join(partition.name for partition in disk.partitions)
         yield Refusal(f"{disk.name} has partitions: {names}", _ERASE, forcible=True)
     if contents.problem:
-        yield Refusal(f"what {disk.name} holds cannot be told: {contents.problem}", "run as root")
+        yield Refusal(f"what {disk.name} holds cannot be told: {contents.problem}", "run as root; see what dmesg says")
 
 
 def _namespace(look: Usage, attached: nvme.Attached, held: ExitStack) -> Iterator[Refusal]:

@@ -160,6 +160,9 @@ def nodes_below(roots: Roots, device: Path) -> dict[str, str]:
     for namespace in kernel.namespaces if kernel else ():
         for disk in (namespace.disk, *namespace.disk.partitions):
             found[disk.name] = disk.number
+        generic = namespace.disk.path.parent / namespace.disk.name.replace("nvme", "ng")
+        if (generic / "dev").exists():
+            found[generic.name] = read_or(generic / "dev", "")
     group = pci.iommu_group(device)
     if group is not None and pci.is_vfio(pci.driver_of(device)):
         name = f"noiommu-{group}" if pci.is_noiommu(roots, group) else group

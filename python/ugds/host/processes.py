@@ -67,6 +67,7 @@ def mounts(roots: Roots) -> list[Mount]:
     found = list(_lines(read_or(roots.proc / "self/mountinfo", ""), ""))
     seen = {(mount.number, mount.source, mount.point) for mount in found}
     tables = {_namespace(roots, "self")} - {None}
+    texts = set()  # whoever is not root is not told which namespaces are the same
     for pid in pids(roots):
         table = _namespace(roots, str(pid))
         if table is not None and table in tables:
@@ -76,6 +77,9 @@ def mounts(roots: Roots) -> list[Mount]:
             text = read(roots.proc / str(pid) / "mountinfo")
         except OSError:
             continue
+        if text in texts:
+            continue
+        texts.add(text)
         for mount in _lines(text, f"process {pid} ({command_of(roots, pid)})"):
             key = (mount.number, mount.source, mount.point)
             if key not in seen:
