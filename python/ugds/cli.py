@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 import ugds
 from ugds import _report, sizes
 from ugds._report import CommandError
+from ugds.host import _cli as host_commands
 
 DEVICES = """\
 devices:
@@ -172,6 +174,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  ugds demo                    store a real file on an emulated SSD, read it back by every mode, compare\n"
         "  ugds info emulated:1GiB      what a device says of itself\n"
+        "  ugds devices                 the NVMe controllers of this machine\n"
         "  ugds bench sync              throughput and latency\n"
         "  ugds bench sync --help       every command explains itself\n\n" + DEVICES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -210,6 +213,8 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("uri", nargs="?", metavar="URI", help="a device")
     shown.add_argument("--parameters", action="store_true", help="list what an emulated: URI can set")
     _json_option(shown)
+
+    host_commands.add_commands(functools.partial(_command, commands))
 
     benches = commands.add_parser(
         "bench",
