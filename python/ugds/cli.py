@@ -20,6 +20,8 @@ devices:
   emulated:1GiB                     a controller in this process, in memory, new at each opening
   emulated:1GiB?lba=512&queues=2    the same with other traits: ugds info --parameters lists them
   emulated:/path/to/image           one that keeps its data in a file
+  pci:0000:65:00.0                  a controller on the bus, after `ugds bind`; ?ns=2 names a namespace
+  vfio-user:/run/ssd                a controller that another process serves, such as `ugds serve`
 """
 
 
