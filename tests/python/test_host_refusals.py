@@ -57,6 +57,7 @@ def test_a_mount_of_another_mount_namespace(machine: Machine, disk: Path) -> Non
     machine.process(77, "dockerd")
     machine.mounted("/dev/nvme0n1", "/data", table="77")
     stands_with_force(machine, "in the mount namespace of process 77 (dockerd)")
+    assert "sudo nsenter --target 77 --mount umount /data" in refusal(machine)
 
 
 def test_a_mount_by_another_name_of_the_node(machine: Machine, disk: Path) -> None:

@@ -28,7 +28,9 @@ def is_for_programs(driver: str | None) -> bool:
 def _uses(look: Usage, disk: Disk) -> Iterator[Refusal]:
     use = look.of(disk)
     for mount in use.mounts:
-        yield Refusal(f"{disk.name} is mounted at {mount}", f"sudo umount {shlex.quote(mount.point)}")
+        enter = f"nsenter --target {mount.elsewhere.split()[1]} --mount " if mount.elsewhere else ""
+        remedy = f"sudo {enter}umount {shlex.quote(mount.point)}"
+        yield Refusal(f"{disk.name} is mounted at {mount}", remedy)
     if use.swap:
         yield Refusal(f"{disk.name} is used as swap", f"sudo swapoff {look.roots.dev / disk.name}")
     for holder in use.holders:
