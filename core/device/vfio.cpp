@@ -269,8 +269,8 @@ void VfioDevice::on_removal_request(const RemovalCall& call) {
 bool VfioDevice::release() noexcept {
   std::lock_guard guard(lock_);
   if (!access_.device) return true;
-  // In place of the registers, whose mapping keeps the device open: whoever reads them sees that it has gone. Moved over
-  // them, so that there is no moment at which nothing is there.
+  // In place of the registers, whose mapping keeps the device open: whoever reads them sees that it has gone. Moved
+  // over them, so that there is no moment at which nothing is there.
   void* ones = mmap(nullptr, register_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (ones == MAP_FAILED) return false;
   std::memset(ones, 0xff, register_bytes_);

@@ -236,7 +236,7 @@ template <class T>
 T VfioUserDevice::read(std::uint32_t offset) {
   T value{};
   if (access_region(false, vfio_user::kRegionBar0, offset, &value, sizeof value) == 0) return value;
-  if (!connection_.stuck()) return static_cast<T>(~T{0});
+  if (!connection_.stuck() || connection_.has_ended()) return static_cast<T>(~T{0});
   // CSTS: ready, and failed.
   return offset == static_cast<std::uint32_t>(nvme::Register::csts) ? T{3} : T{0};
 }
@@ -283,7 +283,7 @@ Mapping VfioUserDevice::map(void* address, Bytes length, Access access, std::uin
   if (reply.error != 0) {
     std::lock_guard guard(lock_);
     space_.give(iova);
-    fail(connection_.closed() ? ENODEV : reply.error, "map",
+    fail(connection_.closed() || connection_.stuck() ? ENODEV : reply.error, "map",
          std::string("the server did not map the memory: ") + std::strerror(reply.error));
   }
   write_pages(iova, length, pages);
@@ -301,7 +301,7 @@ void VfioUserDevice::unmap(const Mapping& mapping) noexcept {
 }
 
 bool VfioUserDevice::reset() noexcept {
-  if (connection_.closed()) return true;
+  if (connection_.has_ended()) return true;
   if (!can_reset_ || connection_.call_into(Message::device_reset, {}, {}, {}) != 0) return connection_.closed();
   try {
     enable_bus_master();

@@ -85,6 +85,9 @@ void VfioUserConnection::negotiate() {
     fail(EBUSY, "open", "the server at " + path_ + (closed() ? " closed the connection" : " does not answer"),
          "it may serve another client: most serve one at a time");
   }
+  if (reply.error == EBUSY) {
+    fail(EBUSY, "open", "the server at " + path_ + " serves another client", "most serve one at a time: end that one");
+  }
   if (reply.error != 0) {
     fail(EPROTO, "open", std::string("the server refused version 0.1 of vfio-user: ") + std::strerror(reply.error));
   }
@@ -103,9 +106,22 @@ void VfioUserConnection::negotiate() {
 int VfioUserConnection::broken(int code) {
   const bool silent = code == EAGAIN || code == EWOULDBLOCK;
   state_.store(silent ? State::stuck : State::closed, std::memory_order_release);
-  // Nothing can be made of what comes after half a message. The server notices, and stops the device.
-  shutdown(socket_.get(), SHUT_RDWR);
+  // Nothing can be made of what comes after half a message. The server notices, and stops the device; that it has, its
+  // own end of the connection tells.
+  shutdown(socket_.get(), silent ? SHUT_WR : SHUT_RDWR);
   return silent ? ETIMEDOUT : ECONNRESET;
+}
+
+bool VfioUserConnection::has_ended() {
+  std::lock_guard guard(lock_);
+  std::byte scratch[512];
+  while (stuck()) {
+    const ssize_t got = recv(socket_.get(), scratch, sizeof scratch, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (got <= 0) state_.store(State::closed, std::memory_order_release);
+  }
+  return closed();
 }
 
 int VfioUserConnection::send(Message message, std::span<const std::byte> head, std::span<const std::byte> body,

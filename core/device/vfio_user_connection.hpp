@@ -36,6 +36,8 @@ class VfioUserConnection {
 
   std::uint32_t max_descriptors() const { return max_descriptors_; }
   bool closed() const { return state_.load(std::memory_order_acquire) == State::closed; }
+  /// Whether the server has closed the connection by now; also of one that did not answer. Thread-safe.
+  bool has_ended();
   bool stuck() const { return state_.load(std::memory_order_acquire) == State::stuck; }
 
  private:

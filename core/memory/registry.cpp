@@ -131,7 +131,9 @@ void Registry::map_to_all(Registration& r) {
       map_to(r, device);
       mapped = true;
     } catch (const Failure& failure) {
-      // I/O on this pair will say that it is not mapped. Anything but the kind of memory could be mended, and is said.
+      // I/O on this pair will say that it is not mapped. A device that has gone concerns only its own handle, and one
+      // that can never reach such memory only whoever has no other; all else could be mended, and is said.
+      if (failure.error().code == ENODEV) continue;
       if (failure.error().code != EOPNOTSUPP) throw;
       impossible = failure;
       if (impossible->error().device[0] == '\0') set_device(impossible->error(), devices_[device]->uri().c_str());
