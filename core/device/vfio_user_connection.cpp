@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/steps.hpp"
 
@@ -21,6 +24,8 @@ using vfio_user::Message;
 namespace {
 
 constexpr timeval kPatience{5, 0};
+/// How long opening waits for a server that serves another client, which may be ending.
+constexpr std::uint64_t kLettingGo = 1'000'000'000;
 /// No reply of a well-behaved server is larger: the largest that we ask for is a region's description.
 constexpr std::uint32_t kMostPayload = 64 << 10;
 constexpr std::size_t kMostDescriptors = 16;
@@ -46,8 +51,19 @@ std::uint32_t number_in(std::string_view json, std::string_view name, std::uint3
 VfioUserConnection::VfioUserConnection(const std::string& path) : path_(path) {
   struct stat status {};
   if (stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) path_ += "/cntrl";
-  connect(path_);
-  negotiate();
+  // A server that has just lost a client takes a moment to stop its device.
+  const std::uint64_t start = monotonic_ns();
+  for (;;) {
+    try {
+      connect(path_);
+      negotiate();
+      return;
+    } catch (const Failure& failure) {
+      if (failure.error().code != EBUSY || stuck() || monotonic_ns() - start > kLettingGo) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    state_.store(State::open, std::memory_order_release);
+  }
 }
 
 void VfioUserConnection::connect(const std::string& path) {
