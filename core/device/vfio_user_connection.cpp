@@ -105,7 +105,9 @@ void VfioUserConnection::negotiate() {
     fail(EBUSY, "open", "the server at " + path_ + " serves another client", "most serve one at a time: end that one");
   }
   if (reply.error != 0) {
-    fail(EPROTO, "open", std::string("the server refused version 0.1 of vfio-user: ") + std::strerror(reply.error));
+    fail(EPROTO, "open",
+         std::string("the server did not agree on version 0.1 of vfio-user: ") + std::strerror(reply.error),
+         "check that it is a vfio-user server");
   }
   vfio_user::Version theirs{};
   if (reply.payload.size() >= sizeof theirs) std::memcpy(&theirs, reply.payload.data(), sizeof theirs);
@@ -232,8 +234,9 @@ int VfioUserConnection::receive_header(Message message, Header& header, std::vec
   const bool ours = header.id == id_ && (header.flags & vfio_user::kTypeMask) == vfio_user::kTypeReply &&
                     header.command == static_cast<std::uint16_t>(message);
   // A server that needs us to move data for it does not map our memory, which each mapping offers.
-  if (!ours || header.size < sizeof header || header.size > kMostPayload) return broken(EPROTO);
-  return 0;
+  if (ours && header.size >= sizeof header && header.size <= kMostPayload) return 0;
+  broken(EPROTO);
+  return EPROTO;
 }
 
 VfioUserConnection::Reply VfioUserConnection::call(Message message, std::span<const std::byte> payload,

@@ -24,7 +24,7 @@ class VfioUserConnection {
   explicit VfioUserConnection(const std::string& path);
 
   struct Reply {
-    int error = 0;  ///< a positive errno: the server's, or ECONNRESET (closed), ETIMEDOUT (it does not answer)
+    int error = 0;  ///< a positive errno: the server's, or ECONNRESET (closed), ETIMEDOUT (no answer), EPROTO
     std::vector<std::byte> payload;
     std::vector<Descriptor> descriptors;
   };
