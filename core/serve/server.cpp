@@ -14,7 +14,6 @@
 #include <exception>
 
 #include "base/error.hpp"
-#include "base/fork.hpp"
 #include "base/text.hpp"
 
 namespace ugds::serve {
@@ -91,7 +90,7 @@ Server::Server(const std::string& uri, const std::string& path, mode_t mode)
       stop_(event("stopping")),
       wake_(event("lost memory")),
       news_(event("events")),
-      generation_(fork_generation()) {
+      made_in_(getpid()) {
   path_ = listener_->path();
   controller_->remove();  // until there is a client
   thread_ = quiet_thread([this] { run(); });
@@ -99,7 +98,7 @@ Server::Server(const std::string& uri, const std::string& path, mode_t mode)
 
 void Server::stop() noexcept {
   std::call_once(stopped_, [this] {
-    if (fork_generation() == generation_) {
+    if (getpid() == made_in_) {
       ring(stop_);
       thread_.join();
       listener_.reset();

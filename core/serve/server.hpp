@@ -90,7 +90,7 @@ class Server {
 
   std::mutex events_lock_;
   std::deque<Event> events_;
-  unsigned generation_;
+  pid_t made_in_;  ///< the process: a child of a fork has none of this
   std::once_flag stopped_;
   std::thread thread_;
 };

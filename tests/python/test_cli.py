@@ -26,10 +26,12 @@ COMMANDS = [
     ["devices"],
     ["bind"],
     ["unbind"],
+    ["serve"],
     ["bench"],
     ["bench", "sync"],
     ["bench", "setup"],
     ["bench", "overhead"],
+    ["bench", "completion"],
 ]
 
 
