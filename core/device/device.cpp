@@ -6,10 +6,13 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/backing.hpp"
 #include "base/error.hpp"
 #include "base/steps.hpp"
 #include "base/text.hpp"
 #include "device/emulated.hpp"
+#include "device/vfio.hpp"
+#include "device/vfio_user.hpp"
 #include "nvme/prp.hpp"
 
 namespace ugds::device {
@@ -26,8 +29,8 @@ const char* transport_name(Transport transport) {
 
 namespace {
 
-/// Zeroed pages at a multiple of kAlignment; nullptr where there are none.
-std::byte* allocate(std::uint64_t size) {
+/// Zeroed pages at a multiple of kAlignment, of a descriptor if there is one; nullptr where there are none.
+std::byte* allocate(std::uint64_t size, int descriptor) {
   constexpr std::uint64_t kAlignment = DmaMemory::kAlignment;
   void* memory = mmap(nullptr, size + kAlignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
@@ -36,7 +39,11 @@ std::byte* allocate(std::uint64_t size) {
       align_up(reinterpret_cast<std::uintptr_t>(begin), kAlignment) - reinterpret_cast<std::uintptr_t>(begin);
   if (before != 0) munmap(begin, before);
   if (before != kAlignment) munmap(begin + before + size, kAlignment - before);
-  return begin + before;
+  std::byte* const data = begin + before;
+  if (descriptor < 0) return data;
+  if (mmap(data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) != MAP_FAILED) return data;
+  munmap(data, size);
+  return nullptr;
 }
 
 }  // namespace
@@ -44,11 +51,14 @@ std::byte* allocate(std::uint64_t size) {
 DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous)
     : device_(&device), size_(Bytes(align_up(size.value, nvme::kPageSize))) {
   setup_step("dma memory: allocate");
-  data_ = allocate(size_.value);
+  const bool shared = device.limits().memory_from_descriptor;
+  if (shared) descriptor_ = make_shared_memory(size_.value);
+  if (!shared || descriptor_) data_ = allocate(size_.value, descriptor_.get());
   if (data_ == nullptr)
     fail(ENOMEM, "open", "no memory for queues", "free memory, or ask for fewer or shallower queues");
   try {
     madvise(data_, size_.value, MADV_DONTFORK);
+    if (shared) remember_backing(data_, size_.value, descriptor_.get());
     pages_ = std::make_unique<std::uint64_t[]>(size_.value / nvme::kPageSize);
     setup_step("dma memory: map");
     mapping_ = device.map(data_, size_, Access::read_write, pages_.get());
@@ -58,7 +68,7 @@ DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous)
       fail(ENOMEM, "open", "the transport gave no contiguous memory for a queue", "ask for shallower queues");
     }
   } catch (...) {
-    munmap(data_, size_.value);
+    free();
     throw;
   }
 }
@@ -66,6 +76,11 @@ DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous)
 DmaMemory::~DmaMemory() {
   if (data_ == nullptr) return;
   device_->unmap(mapping_);
+  free();
+}
+
+void DmaMemory::free() noexcept {
+  if (descriptor_) forget_backing(data_);
   munmap(data_, size_.value);
 }
 
@@ -75,6 +90,7 @@ DmaMemory& DmaMemory::operator=(DmaMemory&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(descriptor_, other.descriptor_);
   std::swap(mapping_, other.mapping_);
   std::swap(pages_, other.pages_);
   return *this;
@@ -86,12 +102,23 @@ Iova DmaMemory::iova(std::uint64_t offset) const {
 
 void DmaMemory::leak() noexcept { data_ = nullptr; }
 
-std::unique_ptr<Device> open(const std::string& text) {
-  const Uri uri = parse_uri(text);
+Mapping Device::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
+  fail(EOPNOTSUPP, "map", "this transport cannot reach memory that is known by a descriptor alone",
+       "map it into this process and register that");
+}
+
+void Device::set_interrupts(std::span<const int> eventfds) {
+  if (!eventfds.empty()) fail(EOPNOTSUPP, "open", "this transport has no interrupts", "completions are polled");
+}
+
+std::unique_ptr<Device> open(const std::string& text, const Uri& uri) {
   if (uri.scheme == "emulated") return std::make_unique<EmulatedDevice>(text, uri);
-  const std::string near = nearest(uri.scheme, {"emulated"});
+  if (uri.scheme == "vfio-user") return std::make_unique<VfioUserDevice>(text, uri);
+  if (uri.scheme == "pci") return std::make_unique<VfioDevice>(text, uri);
+  const std::string near = nearest(uri.scheme, {"emulated", "pci", "vfio-user"});
   fail(EINVAL, "open", "\"" + uri.scheme + ":\" names no transport of this release",
-       near.empty() ? "use emulated:SIZE, such as emulated:1GiB" : "did you mean " + near + ":?");
+       near.empty() ? "use pci:ADDRESS, vfio-user:SOCKET, or emulated:SIZE, such as emulated:1GiB"
+                    : "did you mean " + near + ":?");
 }
 
 }  // namespace ugds::device

@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
+#include "base/descriptor.hpp"
+#include "base/text.hpp"
 #include "base/units.hpp"
 
 namespace ugds::device {
@@ -27,9 +30,16 @@ struct Mapping {
 };
 
 struct Limits {
-  std::uint32_t address_bits = 64;      ///< of an IOVA
-  bool memory_from_descriptor = false;  ///< only memory with a file descriptor behind it can be mapped
-  std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
+  bool memory_from_descriptor = false;               ///< only memory with a file descriptor behind it can be mapped
+  std::uint32_t interrupt_vectors = 0;               ///< 0: completions can only be polled
+  std::uint64_t register_bytes = ~std::uint64_t{0};  ///< of BAR0: doorbells beyond it cannot be rung
+};
+
+/// Memory of a DMA-BUF, or of another object with a descriptor, as peer devices export it.
+struct DescriptorRange {
+  int descriptor = -1;
+  std::uint64_t offset = 0;  ///< a multiple of nvme::kPageSize
+  Bytes length{};            ///< the same
 };
 
 class Device {
@@ -57,10 +67,31 @@ class Device {
   /// pages of nvme::kPageSize to `pages`. The memory stays mapped until `unmap`. Throws Failure: EFAULT (not memory of
   /// this process), ENOSPC (out of mappings), EOPNOTSUPP (memory of a kind that this transport cannot reach).
   virtual Mapping map(void* address, Bytes length, Access access, std::uint64_t* pages) = 0;
+  /// The same for memory that is known by a descriptor alone (a DMA-BUF). Throws Failure(EOPNOTSUPP) where the
+  /// transport cannot.
+  virtual Mapping map_descriptor(const DescriptorRange& range, Access access, std::uint64_t* pages);
   virtual void unmap(const Mapping& mapping) noexcept = 0;
+
+  /// Has the interrupts of vector i delivered to eventfds[i]; those of a vector with -1, or beyond the span, nowhere.
+  /// To be called before completion queues name a vector; the descriptors are the caller's, who calls again without
+  /// them before they are closed. Throws Failure: EINVAL (more than limits().interrupt_vectors), and what the transport
+  /// says.
+  virtual void set_interrupts(std::span<const int> eventfds);
 
   /// Resets the function from outside. True if the controller is known to have stopped: no DMA follows.
   virtual bool reset() noexcept = 0;
+
+  /// Has `asked` called, in a thread of the library's, when the system wants the device back (it is being removed, or
+  /// unbound from its driver). An empty one ends that, and waits for a call that runs. Nothing happens where the
+  /// transport does not know of it.
+  struct RemovalCall {
+    void (*asked)(void* context) = nullptr;
+    void* context = nullptr;
+  };
+  virtual void on_removal_request(const RemovalCall&) {}
+  /// Gives the device up for good, after which it can do no DMA: its mappings are gone, registers read as all ones and
+  /// writes go nowhere. What can be called still is this class's functions, and its destructor. Idempotent.
+  virtual void release() noexcept {}
 
   /// Lets the controller do some work in the caller's thread (`pump=caller`); nullptr for what runs by itself.
   using Turn = void (*)(void* context);
@@ -90,15 +121,19 @@ class DmaMemory {
   void leak() noexcept;
 
  private:
+  void free() noexcept;
+
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
   Bytes size_{};
+  Descriptor descriptor_;  ///< behind it, where the transport needs one
   Mapping mapping_{};
   std::unique_ptr<std::uint64_t[]> pages_;
 };
 
-/// Opens what a URI names (`emulated:…`). Throws Failure: EINVAL (unknown scheme or parameter, with the nearest known),
-/// and whatever the transport's opening throws.
-std::unique_ptr<Device> open(const std::string& uri);
+/// Opens what a URI names (`emulated:…`, `pci:…`, `vfio-user:…`). `text` is the URI as it was given, for messages.
+/// Throws Failure: EINVAL (unknown scheme or parameter, with the nearest known), and what the transport's opening
+/// throws.
+std::unique_ptr<Device> open(const std::string& text, const Uri& uri);
 
 }  // namespace ugds::device

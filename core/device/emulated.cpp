@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/emulated.hpp"
 
+#include <cerrno>
 #include <utility>
 
+#include "base/error.hpp"
 #include "nvme/prp.hpp"
 
 namespace ugds::device {
@@ -29,6 +31,16 @@ Mapping EmulatedDevice::map(void* address, Bytes length, Access access, std::uin
 }
 
 void EmulatedDevice::unmap(const Mapping& mapping) noexcept { controller_.unmap(mapping.token); }
+
+void EmulatedDevice::set_interrupts(std::span<const int> eventfds) {
+  const std::uint32_t vectors = controller_.options().vector_count();
+  if (eventfds.size() > vectors) {
+    fail(EINVAL, "open", "the device has " + std::to_string(vectors) + " interrupt vectors");
+  }
+  for (std::uint32_t i = 0; i < vectors; ++i) {
+    controller_.set_interrupt(static_cast<std::uint16_t>(i), i < eventfds.size() ? eventfds[i] : -1);
+  }
+}
 
 bool EmulatedDevice::reset() noexcept { return controller_.function_reset(); }
 

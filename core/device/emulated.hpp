@@ -17,7 +17,7 @@ class EmulatedDevice final : public Device {
 
   const std::string& uri() const override { return uri_; }
   Transport transport() const override { return Transport::emulated; }
-  Limits limits() const override { return {}; }
+  Limits limits() const override { return {.interrupt_vectors = controller_.options().vector_count()}; }
 
   std::uint32_t read32(std::uint32_t offset) override;
   std::uint64_t read64(std::uint32_t offset) override;
@@ -26,6 +26,7 @@ class EmulatedDevice final : public Device {
   std::uint32_t* doorbell(std::uint32_t offset) override;
   Mapping map(void* address, Bytes length, Access access, std::uint64_t* pages) override;
   void unmap(const Mapping& mapping) noexcept override;
+  void set_interrupts(std::span<const int> eventfds) override;
   bool reset() noexcept override;
   Turn turn() const override;
   void* turn_context() const override;

@@ -56,7 +56,8 @@ Controller::Impl::Impl(const Options& wanted)
       timing(wanted),
       random(wanted.seed),
       subsystem(wanted),
-      doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true) {
+      doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true),
+      vectors(wanted.vector_count()) {
   return_to_initial_state(true);
   counters = {};
   doorbells_were_lost = false;
@@ -161,6 +162,11 @@ std::uint32_t* Controller::doorbell(std::uint32_t offset) {
   if (impl_->options.trapped) return nullptr;
   HostGuard guard(*impl_);
   return impl_->is_shadowed(offset) ? nullptr : impl_->doorbell_word(offset);
+}
+
+void Controller::set_interrupt(std::uint16_t vector, int eventfd) {
+  HostGuard guard(*impl_);
+  impl_->set_interrupt(vector, eventfd);
 }
 
 bool Controller::function_reset() {

@@ -39,25 +39,27 @@ struct Counters {
   std::uint64_t mapped_ranges = 0;  ///< now
   std::uint64_t resets = 0;
   std::uint64_t aborts = 0;
-  std::uint64_t rescues = 0;  ///< times that it found work which no doorbell had woken it for; see "lost-wakeup"
+  std::uint64_t interrupts = 0;  ///< sent
+  std::uint64_t rescues = 0;     ///< times that it found work which no doorbell had woken it for; see "lost-wakeup"
 };
 
 /// A fault to play: the next `count` commands that match, after `skip` that match have passed.
 struct Fault {
   enum class Kind : std::uint8_t {
-    status,         ///< completes with `status`; no data moves
-    hang,           ///< is fetched, and completes only when aborted (see `abortable`) or never
-    late,           ///< completes after `delay_ns` more
-    late_write,     ///< as `hang`, and the data is written to host memory again and again until the controller stops
-    duplicate,      ///< its completion is posted twice
-    unknown_id,     ///< a completion with an identifier that is not in flight is posted before its own
-    corrupt,        ///< completes with success, and the data differs in one bit
-    wrong_sq_head,  ///< its completion carries an impossible submission queue head
-    never_ready,    ///< register level: CSTS.RDY does not follow CC.EN
-    never_stopped,  ///< register level: CSTS.RDY stays 1 after CC.EN is cleared
-    fatal,          ///< register level: CSTS.CFS is set when the command is fetched, and the controller stops
-    remove,         ///< the device leaves the bus when the command is fetched: registers read as all ones
-    reset_fails,    ///< bus level: `function_reset` returns false and nothing stops
+    status,          ///< completes with `status`; no data moves
+    hang,            ///< is fetched, and completes only when aborted (see `abortable`) or never
+    late,            ///< completes after `delay_ns` more
+    late_write,      ///< as `hang`, and the data is written to host memory again and again until the controller stops
+    duplicate,       ///< its completion is posted twice
+    unknown_id,      ///< a completion with an identifier that is not in flight is posted before its own
+    corrupt,         ///< completes with success, and the data differs in one bit
+    wrong_sq_head,   ///< its completion carries an impossible submission queue head
+    never_ready,     ///< register level: CSTS.RDY does not follow CC.EN
+    never_stopped,   ///< register level: CSTS.RDY stays 1 after CC.EN is cleared
+    fatal,           ///< register level: CSTS.CFS is set when the command is fetched, and the controller stops
+    remove,          ///< the device leaves the bus when the command is fetched: registers read as all ones
+    lost_interrupt,  ///< no interrupt is sent for its completion
+    reset_fails,     ///< bus level: `function_reset` returns false and nothing stops
   };
   Kind kind = Kind::status;
   int opcode = -1;     ///< of I/O commands where `admin` is false; -1: any
@@ -89,6 +91,12 @@ class Controller {
   /// The word behind a doorbell, for plain stores; nullptr where the store must go through `write`, which wakes a
   /// sleeping controller: the admin queue's, all of them with `doorbells=trapped`, and those that have a shadow.
   std::uint32_t* doorbell(std::uint32_t offset);
+
+  /// Where the interrupts of a vector go: 1 is written to `eventfd` when entries were posted to a completion queue that
+  /// uses it, once a turn and after they are visible. -1: nowhere. The caller keeps the descriptor open, and it must
+  /// not block; once another was set, it is not used any more. Stays over resets. Thread-safe. Throws Failure(EINVAL)
+  /// for a vector that is not there.
+  void set_interrupt(std::uint16_t vector, int eventfd);
 
   /// The function-level reset of the bus: everything stops at once, registers take their initial values. True: it has
   /// stopped and no DMA follows.

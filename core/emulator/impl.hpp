@@ -5,7 +5,8 @@
 //   controller.cpp   the public face            turn.cpp       one turn: fetch, execute, complete
 //   registers.cpp    registers and bring-up     fetch.cpp      entries become commands; PRPs
 //   doorbells.cpp    tails, heads, shadows      queues.cpp     creation, deletion, posting
-//   thread.cpp       polling and sleeping       admin.cpp, identify.cpp, io.cpp   what commands do
+//   thread.cpp       polling and sleeping       interrupts.cpp who is told of what was posted
+//   admin.cpp, identify.cpp, io.cpp   what commands do
 #pragma once
 
 #include <atomic>
@@ -110,6 +111,11 @@ struct Controller::Impl {
   void post(CompletionQueue& queue, const Posting& posting);
   void write_entry(CompletionQueue& queue, const Posting& posting);
 
+  // interrupts.cpp
+  void set_interrupt(std::uint16_t vector, int eventfd);
+  void raise(CompletionQueue& queue);
+  void deliver() noexcept;
+
   // admin.cpp, identify.cpp, io.cpp
   std::uint16_t prepare_admin(Command& command);
   std::uint16_t execute_admin(Command& command, std::uint32_t& result, bool& hangs);
@@ -177,6 +183,12 @@ struct Controller::Impl {
   std::vector<std::unique_ptr<SubmissionQueue>> submission;  ///< by identifier
   std::vector<std::unique_ptr<CompletionQueue>> completion;
   std::vector<std::uint16_t> submission_ids, completion_ids;  ///< those that exist
+  struct Vector {
+    int eventfd = -1;
+    bool raised = false;
+  };
+  std::vector<Vector> vectors;
+  std::vector<std::uint16_t> raised;  ///< vectors to send when the turn ends
   std::uint32_t granted = 0;
   std::uint32_t features[16] = {};
 

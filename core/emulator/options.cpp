@@ -122,6 +122,16 @@ o.lba = static_cast<std::uint32_t>(lba);
 o.trapped = value == "trapped";
 }
 }
+, {{"vectors", "0 to 2048", "MSI-X vectors; by itself one for each queue and one for the admin queue"},
+   UGDS_SET{o.vectors = number32(name, value, 0, kMaxVectors);
+}
+}
+, {{"notify", "every or adaptive",
+    "adaptive: one comes only if the completion queue was empty, by its head doorbell"},
+   UGDS_SET{if (value != "every" && value != "adaptive") refuse(name, value, "every or adaptive");
+o.interrupts = value == "adaptive" ? Interrupts::adaptive : Interrupts::every;
+}
+}
 , {{"dsm", "0 or 1", "offers Dataset Management"}, UGDS_SET{o.dsm = parse_switch(value, name);
 }
 }
@@ -235,6 +245,7 @@ void check_options(const Options& o) {
   if (o.mpsmax > 4) refuse("mpsmax", std::to_string(o.mpsmax), "0 to 4");
   if (o.mpsmin > o.mpsmax)
     refuse("mpsmin", std::to_string(o.mpsmin), "0 to mpsmax, which is " + std::to_string(o.mpsmax));
+  if (o.vector_count() > kMaxVectors) refuse("vectors", std::to_string(o.vector_count()), "0 to 2048");
   if (o.timeout < 1 || o.timeout > 255) refuse("timeout", std::to_string(o.timeout), "1 to 255");
   if (nvme::kDoorbellBase + 2 * (std::uint64_t{o.queues} + 1) * (std::uint64_t{4} << o.stride) > 4_GiB)
     refuse("stride", std::to_string(o.stride), "what keeps the doorbells of all queues below 4 GiB");

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,14 @@
 namespace ugds::emulator {
 
 enum class Order : std::uint8_t { fifo, reverse, random };
+/// When a completion queue that has interrupts sends one.
+enum class Interrupts : std::uint8_t {
+  every,     ///< for every turn that posted to it
+  adaptive,  ///< only if it was empty before, as far as its head doorbell says
+};
+
+/// As many as MSI-X has.
+inline constexpr std::uint32_t kMaxVectors = 2048;
 
 struct Options {
   // What the URI's path says: a size, or a file that keeps the data.
@@ -37,8 +46,10 @@ struct Options {
   bool trapped = false;                  ///< `doorbells=trapped`: no doorbell is mapped
   bool dsm = true;                       ///< offers Dataset Management
   bool zeroes = true;                    ///< offers Write Zeroes
-  bool initially_enabled = false;        ///< `enabled=1`: found with CC.EN and CSTS.RDY set, as a boot loader leaves it
-  std::uint64_t ready_ns = 0;            ///< `ready=`: from CC.EN to CSTS.RDY, either way
+  std::optional<std::uint32_t> vectors;  ///< of MSI-X; see `vector_count`
+  Interrupts interrupts = Interrupts::every;
+  bool initially_enabled = false;  ///< `enabled=1`: found with CC.EN and CSTS.RDY set, as a boot loader leaves it
+  std::uint64_t ready_ns = 0;      ///< `ready=`: from CC.EN to CSTS.RDY, either way
   std::string serial = "uGDS0001", model = "uGDS emulated NVMe controller", firmware = "1.0";
 
   // Its timing. Zero means: as fast as the copy.
@@ -52,6 +63,9 @@ struct Options {
   // Who runs it.
   bool pump_by_caller = false;      ///< `pump=caller`
   std::uint64_t idle_ns = 200'000;  ///< `idle=200us`: how long its thread polls before it sleeps
+
+  /// Interrupt vectors: as asked for, else one for each queue and one for the admin queue, as far as MSI-X goes.
+  std::uint32_t vector_count() const { return vectors.value_or(queues < kMaxVectors ? queues + 1 : kMaxVectors); }
 };
 
 /// One parameter, for documentation and for messages: `ugds info --parameters` and docs/emulator.md print this table.

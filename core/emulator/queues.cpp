@@ -70,8 +70,9 @@ std::uint16_t Controller::Impl::create_completion_queue(const Command& command) 
   const std::uint32_t id = e.cdw10 & 0xffff, entries = (e.cdw10 >> 16) + 1;
   const bool exists = id < completion.size() && completion[id] != nullptr;
   if (const std::uint16_t failed = check_queue(id, entries, exists); failed != 0) return failed;
-  // There are no interrupt vectors. Where there are, this is where the vector's eventfd is found for the queue.
-  if ((e.cdw11 & 2) != 0) return status::invalid_interrupt_vector;
+  const bool interrupts = (e.cdw11 & 2) != 0;
+  const std::uint32_t vector = e.cdw11 >> 16;
+  if (interrupts && vector >= vectors.size()) return status::invalid_interrupt_vector;
   auto queue = std::make_unique<CompletionQueue>();
   if (const std::uint16_t failed =
           find_ring(e, std::uint64_t{entries} * sizeof(nvme::CompletionEntry), true, queue->ring);
@@ -79,6 +80,8 @@ std::uint16_t Controller::Impl::create_completion_queue(const Command& command) 
     return failed;
   queue->id = static_cast<std::uint16_t>(id);
   queue->depth = entries;
+  queue->interrupts = interrupts;
+  queue->vector = static_cast<std::uint16_t>(vector);
   connect(queue->doorbell, nvme::completion_doorbell(id, stride()), true);
   park(queue->doorbell, entries);
   completion[id] = std::move(queue);
@@ -151,6 +154,7 @@ void Controller::Impl::create_admin_queues() {
   cq->ring.base = acq.load(std::memory_order_relaxed);
   cq->ring.page_size = page_size;
   cq->submission_queues = 1;
+  cq->interrupts = !vectors.empty();  // by vector 0, without being asked
   cq->doorbell.word = &admin_doorbells[1];
   auto sq = std::make_unique<SubmissionQueue>();
   sq->depth = sizes.submission_entries();
@@ -211,6 +215,7 @@ void Controller::Impl::write_entry(CompletionQueue& queue, const Posting& postin
   entry->sq_id = posting.sq;
   const nvme::CompletionWord word =
       nvme::CompletionWord::make(posting.cid, queue.phase, posting.status, do_not_retry(posting.status));
+  if (queue.interrupts && !posting.silent) raise(queue);
   if (++queue.tail == queue.depth) {
     queue.tail = 0;
     queue.phase = !queue.phase;

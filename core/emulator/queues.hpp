@@ -51,7 +51,8 @@ struct Posting {
   std::uint32_t result = 0;
   std::uint16_t sq = 0, cid = 0, status = 0;
   bool wrong_head = false;
-  bool extra = false;  ///< made up by a fault: the host could not make room for it
+  bool silent = false;  ///< no interrupt is sent for it
+  bool extra = false;   ///< made up by a fault: the host could not make room for it
   bool frees_cid = true;
 };
 
@@ -61,6 +62,8 @@ struct CompletionQueue {
   std::uint32_t head = 0, tail = 0;
   bool phase = true;
   bool extras = false;  ///< a fault has put more into it than the host asked for
+  bool interrupts = false;
+  std::uint16_t vector = 0;
   std::uint32_t submission_queues = 0;
   Doorbell doorbell;
   Ring ring;

@@ -217,6 +217,8 @@ void Controller::Impl::drop_everything() {
   shadow = events = nullptr;
   shadow_iova = event_iova = 0;
   asked = false;
+  for (const std::uint16_t vector : raised) vectors[vector].raised = false;
+  raised.clear();
 }
 
 void Controller::Impl::return_to_initial_state(bool as_found) {

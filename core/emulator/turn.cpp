@@ -38,6 +38,7 @@ bool Controller::Impl::turn() {
       if (processes()) worked |= run_due();
     }
   }
+  if (!raised.empty()) deliver();
   if (removed.load(std::memory_order_relaxed) && !submission_ids.empty()) {
     drop_everything();
     state = State::disabled;
@@ -132,6 +133,7 @@ void Controller::Impl::complete(Command& command, std::uint16_t status, std::uin
   posting.status = status;
   if (command.has_fault) {
     posting.wrong_head = command.fault.kind == Fault::Kind::wrong_sq_head;
+    posting.silent = command.fault.kind == Fault::Kind::lost_interrupt;
     if (posting.wrong_head) queue.head_known = false;
     if (command.fault.kind == Fault::Kind::unknown_id) {
       Posting stray = posting;

@@ -307,9 +307,10 @@ std::uint32_t Bringup::negotiate_queues(std::uint32_t wanted) {
   return std::min(granted, wanted);
 }
 
-void Bringup::create(const queue::QueuePair& pair) {
+void Bringup::create(const queue::QueuePair& pair, std::optional<std::uint16_t> vector) {
   setup_step("controller: create queue");
-  demand(nvme::create_completion_queue(pair.id(), pair.completion_depth(), pair.completion_ring(), false, 0),
+  demand(nvme::create_completion_queue(pair.id(), pair.completion_depth(), pair.completion_ring(), vector.has_value(),
+                                       vector.value_or(0)),
          "create a completion queue");
   try {
     demand(nvme::create_submission_queue(pair.id(), pair.depth(), pair.submission_ring(), pair.id()),

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "device/device.hpp"
@@ -61,8 +62,8 @@ class Bringup {
   bool configure_shadow_doorbells(std::uint32_t queue_pairs);
   /// Asks for I/O queue pairs and says how many there are.
   std::uint32_t negotiate_queues(std::uint32_t wanted);
-  /// Creates both queues of a pair on the controller.
-  void create(const queue::QueuePair& pair);
+  /// Creates both queues of a pair on the controller; its completions interrupt by `vector`, if one is given.
+  void create(const queue::QueuePair& pair, std::optional<std::uint16_t> vector);
 
   nvme::Capabilities capabilities() const { return capabilities_; }
   std::uint64_t page_size() const { return page_size_; }

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstdlib>
 
 #include "base/steps.hpp"
+#include "base/text.hpp"
 #include "engine/unaligned.hpp"
 #include "nvme/status.hpp"
 
@@ -42,20 +44,42 @@ void check(const Policy& policy) {
   if (policy.deadline_ns == 0) fail(EINVAL, "open", "a deadline of 0", "give a time, such as 30 seconds");
 }
 
+/// Takes the parameters that every transport has out of a URI. What the caller said stands above what it says.
+void take_common(Uri& uri, Policy& policy) {
+  const bool emulated = uri.scheme == "emulated";
+  std::erase_if(uri.query, [&](const auto& parameter) {
+    const auto& [name, value] = parameter;
+    if (name == "interrupts") {
+      const bool wanted = parse_switch(value, name);
+      if (policy.interrupts == Interrupts::unsaid) policy.interrupts = wanted ? Interrupts::yes : Interrupts::no;
+      return true;
+    }
+    if (name == "ns" && !emulated) {
+      const auto id = static_cast<std::uint32_t>(parse_number(value, name, 1, 0xfffffffe));
+      if (policy.namespace_id == 0) policy.namespace_id = id;
+      return true;
+    }
+    return false;
+  });
+  if (policy.interrupts != Interrupts::unsaid) return;
+  const char* mode = std::getenv("UGDS_INTERRUPT_MODE");
+  const bool wanted = mode != nullptr && *mode != '\0' && parse_switch(mode, "UGDS_INTERRUPT_MODE");
+  policy.interrupts = wanted ? Interrupts::yes : Interrupts::no;
+}
+
 }  // namespace
 
-Handle::Handle(const std::string& uri, const Policy& policy) : policy_(policy) {
+Handle::Handle(const std::string& text, const Policy& policy) : policy_(policy) {
   try {
     check(policy);
-    setup_step("open: device");
-    device_ = device::open(uri);
-    turn_ = Turn(*device_);
-    set_up();
+    Uri uri = parse_uri(text);
+    take_common(uri, policy_);
+    set_up(text, uri);
   } catch (Failure& failure) {
     tear_down();
     Error error = failure.error();
     error.operation = "open";  // whatever part of it failed
-    if (error.device[0] == '\0') set_device(error, uri.c_str());
+    if (error.device[0] == '\0') set_device(error, text.c_str());
     throw Failure(error);
   } catch (...) {
     tear_down();
@@ -65,7 +89,10 @@ Handle::Handle(const std::string& uri, const Policy& policy) : policy_(policy) {
 
 Handle::~Handle() { tear_down(); }
 
-void Handle::set_up() {
+void Handle::set_up(const std::string& text, const Uri& uri) {
+  setup_step("open: device");
+  device_ = device::open(text, uri);
+  turn_ = Turn(*device_);
   static_cast<void>(ticks_per_second());  // measured here rather than at the first deadline
   controller_ = std::make_unique<Bringup>(*device_);
   controller_->enable();
@@ -73,11 +100,21 @@ void Handle::set_up() {
   make_queues();
   geometry_.number = memory::Registry::instance().attach(*device_);
   bounce_ = std::make_unique<Bounce>(*this);
+  device_->on_removal_request({[](void* self) { static_cast<Handle*>(self)->give_back(); }, this});
+}
+
+/// How many queue pairs there will be.
+std::uint32_t Handle::plan_queues() {
+  const std::uint32_t wanted = policy_.queues != 0 ? policy_.queues : std::clamp(processors(), 2u, 16u);
+  // Each has two doorbells, after the admin queue's.
+  const std::uint64_t pair_bytes = std::uint64_t{2} * controller_->capabilities().doorbell_stride();
+  const std::uint64_t room = (device_->limits().register_bytes - nvme::kDoorbellBase) / pair_bytes;
+  if (room < 2) fail(EOPNOTSUPP, "open", "the controller's registers have no room for an I/O queue's doorbells");
+  return controller_->negotiate_queues(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, room - 1)));
 }
 
 void Handle::make_queues() {
-  const std::uint32_t wanted = policy_.queues != 0 ? policy_.queues : std::clamp(processors(), 2u, 16u);
-  const std::uint32_t count = controller_->negotiate_queues(wanted);
+  const std::uint32_t count = plan_queues();
   identity_.shadow_doorbells = controller_->configure_shadow_doorbells(count);
   const std::uint32_t depth =
       std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth, controller_->capabilities().max_queue_entries());
@@ -109,18 +146,93 @@ void Handle::make_queues() {
     queues_.reserve(count);
     registry.add_ledger(pair->ledger());
     queues_.push_back(std::move(pair));
-    controller_->create(*queues_.back());
   }
+  if (policy_.interrupts == Interrupts::yes) make_wakeups();
+  for (auto& pair : queues_) create_queue(*pair);
   geometry_.queues = queues_.data();
   geometry_.queue_count = count;
 }
 
+/// Gives each queue pair a vector, where there are enough: the admin queue's is 0, and is shared only if it is the only
+/// one. The rest are polled.
+void Handle::make_wakeups() {
+  const std::uint32_t vectors = device_->limits().interrupt_vectors;
+  if (turn_.run != nullptr) {
+    polled_because_ = "the controller is run by its callers (pump=caller)";
+  } else if (vectors == 0) {
+    polled_because_ = "the device has no interrupt vectors";
+  } else if (vectors <= queues_.size() && vectors != 1) {
+    polled_because_ = "the device has " + std::to_string(vectors) + " interrupt vectors";
+  }
+  if (turn_.run != nullptr || vectors == 0) return;
+  const std::size_t armed = vectors == 1 ? 1 : std::min<std::size_t>(queues_.size(), vectors - 1);
+  for (std::size_t i = 0; i < armed; ++i) queues_[i]->use_wakeup(std::make_unique<queue::Wakeup>());
+  interrupts_ = set_interrupts();
+}
+
+/// Tells the transport where the vectors' interrupts go. False: nowhere, and every queue is polled.
+bool Handle::set_interrupts() {
+  const bool single = device_->limits().interrupt_vectors == 1;
+  std::vector<int> eventfds(single ? 0 : 1, -1);
+  for (const auto& pair : queues_) {
+    if (pair->wakeup() != nullptr) eventfds.push_back(pair->wakeup()->eventfd());
+  }
+  try {
+    device_->set_interrupts(eventfds);
+    return true;
+  } catch (const Failure& failure) {
+    for (auto& pair : queues_) {
+      if (pair->wakeup() != nullptr) poll_instead(*pair, failure.error().cause);
+    }
+    return false;
+  }
+}
+
+void Handle::poll_instead(queue::QueuePair& pair, const std::string& why) {
+  polled_because_ = why;
+  pair.wakeup()->disarm();
+}
+
+/// Creates the queue on the controller; polled where it is refused with its interrupt.
+void Handle::create_queue(queue::QueuePair& pair) {
+  if (pair.wakeup() == nullptr || !pair.wakeup()->armed()) return controller_->create(pair, {});
+  const std::uint16_t vector = device_->limits().interrupt_vectors == 1 ? 0 : pair.id();
+  try {
+    controller_->create(pair, vector);
+  } catch (const Failure& failure) {
+    if (failure.error().status == kNoStatus) throw;
+    controller_->create(pair, {});
+    poll_instead(pair, std::string("the device refused a queue with interrupts: ") + failure.error().status_words);
+  }
+}
+
+std::string Handle::completion() const {
+  std::size_t armed = 0;
+  std::string why = polled_because_;
+  for (const auto& pair : queues_) {
+    const queue::Wakeup* wakeup = pair->wakeup();
+    if (wakeup == nullptr) continue;
+    if (wakeup->armed()) {
+      ++armed;
+    } else if (why.empty()) {
+      why = "interrupts of completions were missed";
+    }
+  }
+  std::string words = armed != 0 ? "interrupt" : "polling";
+  if (armed != 0 && armed != queues_.size()) {
+    words += " on " + std::to_string(armed) + " of " + std::to_string(queues_.size()) + " queues";
+  }
+  return why.empty() ? words : words + ": " + why;
+}
+
 void Handle::tear_down() {
   auto& registry = memory::Registry::instance();
+  if (device_) device_->on_removal_request({});
   // A controller that has stopped and one that never started hold nothing.
   const bool stopped = !controller_ || (state() != State::wedged && controller_->shut_down()) || device_->reset();
   if (geometry_.number != ~0u) registry.detach(geometry_.number, !stopped);
   if (stopped) {
+    if (interrupts_) device_->set_interrupts({});  // before the descriptors are closed
     // Whatever was in flight ended with the controller.
     retire_all(nvme::make_status(nvme::StatusType::path, 0x71));
     for (auto& pair : queues_) registry.remove_ledger(pair->ledger());

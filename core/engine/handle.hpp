@@ -72,6 +72,11 @@ class Handle {
   /// What an empty poll turn runs, for a `pump=caller` controller; cached, so that no request asks the device.
   const Turn& turn() const { return turn_; }
 
+  /// Whether waiters sleep on some queue until the controller interrupts.
+  bool interrupts() const { return interrupts_; }
+  /// How completions are noticed: "interrupt", "polling", or either with why it is not what was asked for.
+  std::string completion() const;
+
   /// Commands in flight over all queues.
   std::uint64_t in_flight() const;
   /// Reaps until nothing is in flight, for at most `limit_ns`; recovers as any waiter would. True: nothing is.
@@ -90,6 +95,8 @@ class Handle {
   void recover_broken(const char* why);
   /// The registers read as all ones.
   void lose();
+  /// The system wants the device back: lets what is in flight end, within a bound, and gives it up.
+  void give_back();
   /// Looks at the controller's registers and recovers if they ask for it.
   void check_controller();
   /// What unaligned requests go through (unaligned.hpp).
@@ -98,9 +105,14 @@ class Handle {
   std::string why() const;
 
  private:
-  void set_up();
+  void set_up(const std::string& text, const Uri& uri);
   void tear_down();
+  std::uint32_t plan_queues();
   void make_queues();
+  void make_wakeups();
+  bool set_interrupts();
+  void create_queue(queue::QueuePair& pair);
+  void poll_instead(queue::QueuePair& pair, const std::string& why);
   queue::QueuePair& least_loaded();
   void acquire_all();
   void release_all();
@@ -118,6 +130,8 @@ class Handle {
   std::atomic<bool> given_up_{false};
   Geometry geometry_;
   Turn turn_;
+  bool interrupts_ = false;
+  std::string polled_because_;  ///< why a queue is polled although interrupts were asked for; from set-up
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;
   std::unique_ptr<Bounce> bounce_;
   std::mutex recovery_lock_;

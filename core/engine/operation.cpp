@@ -38,6 +38,9 @@ namespace {
 
 /// How often a long wait asks whether it was interrupted.
 constexpr std::uint64_t kInterruptInterval = 20'000'000;
+/// Poll turns before a wait sleeps, where it may, and the longest that it sleeps without looking around.
+constexpr std::uint32_t kRests = 32;
+constexpr std::uint64_t kNap = 10'000'000;
 /// How often a wait looks at the device: a register read costs about as much as a command.
 constexpr std::uint64_t kLookInterval = 100'000;
 
@@ -156,7 +159,7 @@ bool Operation::submit() {
     pair.release();
     if (progress) return false;
   }
-  return done() || (idle_.pause(handle_.turn()) && attend());
+  return done() || (rest() && attend());
 }
 
 /// A turn when every piece is staged: reaps for everyone. True: done.
@@ -166,7 +169,30 @@ bool Operation::wait() {
     pair.reap();
     pair.release();
   }
-  return done() || (idle_.pause(handle_.turn()) && attend());
+  return done() || (rest() && attend());
+}
+
+/// Nothing to do for now. True: look at the clock and the device.
+bool Operation::rest() {
+  queue::Wakeup* const wakeup = pair_->wakeup();
+  if (wakeup == nullptr || ++rests_ < kRests || !wakeup->armed() || pair_->load() == 0) {
+    return idle_.pause(handle_.turn());
+  }
+  return doze(*wakeup);
+}
+
+/// Sleeps until something on the queue completes. True: nothing did.
+bool Operation::doze(queue::Wakeup& wakeup) {
+  bool progress = false;
+  const auto ready = [&] {
+    // Owners hold a queue pair for a moment only; what an interrupt told of must not be left to the next one.
+    while (!pair_->try_acquire()) idle_.pause(handle_.turn());
+    progress = pair_->reap() != 0 || progress;
+    pair_->release();
+    return done() || (progress && !request_.complete_when_idle);
+  };
+  wakeup.sleep(ready, kNap);
+  return !progress;
 }
 
 /// Flush, and the one range of a Dataset Management command.

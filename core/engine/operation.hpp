@@ -108,7 +108,9 @@ class Operation {
   bool wait();
   bool stage(queue::QueuePair& pair);
   bool stage_piece(queue::QueuePair& pair);
+  bool rest();
   // Cold.
+  [[gnu::cold]] bool doze(queue::Wakeup& wakeup);
   [[gnu::cold]] bool refuse_arguments();
   [[gnu::cold]] bool refuse_piece(Staged staged);
   [[gnu::cold]] void stage_other(queue::QueuePair& pair);
@@ -124,6 +126,7 @@ class Operation {
   queue::QueuePair* pair_ = nullptr;  ///< fixed once a command is in flight
   std::uint64_t staged_ = 0;          ///< bytes
   Idle idle_;
+  std::uint32_t rests_ = 0;
   bool expired_ = false;     ///< a command of this request was overdue
   int refused_ = 0;          ///< an errno of ours; the cause is in last_error()
   std::uint64_t begun_ = 0;  ///< ticks at the first look at the clock

@@ -7,11 +7,19 @@
 
 namespace ugds::engine {
 
+/// Whether waiters sleep until the controller interrupts.
+enum class Interrupts : std::uint8_t {
+  unsaid,  ///< as the URI says, or the environment (UGDS_INTERRUPT_MODE), or no
+  no,
+  yes,
+};
+
 struct Policy {
   std::uint32_t namespace_id = 0;              ///< 0: the first that is active
   std::uint32_t queues = 0;                    ///< I/O queue pairs asked for; 0: one a processor, 2 to 16
   std::uint32_t depth = 0;                     ///< entries a queue; 0: 64. Clamped to the device
   std::uint64_t deadline_ns = 30'000'000'000;  ///< longest life of a command before recovery begins
+  Interrupts interrupts = Interrupts::unsaid;
 };
 
 /// Largest command, whatever the device would allow: small requests pass between the pieces of a large one.

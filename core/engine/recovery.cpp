@@ -18,6 +18,8 @@ namespace {
 /// How long an Abort may take, and then the command that it aborted.
 constexpr std::uint64_t kAbortDeadline = 500'000'000;
 constexpr std::uint64_t kAbortedGrace = 100'000'000;
+/// How long the system, which waits for the device, waits for the commands that it still executes.
+constexpr std::uint64_t kLastWords = 2'000'000'000;
 /// "Command aborted by host", which no device sends.
 constexpr std::uint16_t kAbortedByHost = nvme::make_status(nvme::StatusType::path, 0x71);
 
@@ -71,6 +73,30 @@ void Handle::lose() {
   set_state(State::lost, "the device has gone: its registers read as all ones");
   acquire_all();
   retire_all(kAbortedByHost);
+  release_all();
+}
+
+void Handle::give_back() {
+  std::lock_guard guard(recovery_lock_);
+  if (state() == State::lost) return;
+  set_state(State::recovering, "the system asks for the device");
+  acquire_all();
+  release_all();  // as below: nobody is submitting now
+  Idle idle;
+  const std::uint64_t start = monotonic_ns();
+  while (in_flight() != 0 && monotonic_ns() - start < kLastWords && !controller_->gone()) {
+    for (auto& pair : queues_) {
+      if (!pair->try_acquire()) continue;
+      pair->reap();
+      pair->release();
+    }
+    idle.pause(turn_);
+  }
+  acquire_all();
+  controller_->shut_down();
+  device_->release();  // no DMA follows, whatever the controller did
+  retire_all(kAbortedByHost);
+  set_state(State::lost, "the system took it back: it is being removed, or unbound from its driver");
   release_all();
 }
 
@@ -144,7 +170,8 @@ bool Handle::start_again() {
     controller_->negotiate_queues(static_cast<std::uint32_t>(queues_.size()));
     identity_.shadow_doorbells = controller_->configure_shadow_doorbells(static_cast<std::uint32_t>(queues_.size()));
     retire_all(kAbortedByHost);  // nothing is in flight; gives the rings their new doorbells
-    for (auto& pair : queues_) controller_->create(*pair);
+    if (interrupts_) interrupts_ = set_interrupts();
+    for (auto& pair : queues_) create_queue(*pair);
     return true;
   } catch (const std::exception& error) {
     // Set-up stopped the controller again, or it never started: nothing is held.

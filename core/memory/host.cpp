@@ -3,14 +3,15 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <utility>
 
+#include "base/backing.hpp"
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "base/steps.hpp"
@@ -93,31 +94,27 @@ HostMemory::HostMemory(std::uint64_t size) : size_(size), born_(fork_generation(
 }
 
 bool HostMemory::map(std::uint64_t size, unsigned flags) {
-  const int descriptor = memfd_create("ugds", MFD_CLOEXEC | flags);
-  if (descriptor < 0) return false;
+  Descriptor descriptor = make_shared_memory(size, flags);
+  if (!descriptor) return false;
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
+  if (memory == MAP_FAILED) return false;
   // Populated here, so that missing memory is an error now and not a fault later.
-  void* memory = MAP_FAILED;
-  if (ftruncate(descriptor, static_cast<off_t>(size)) == 0) {
-    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  }
-  if (memory != MAP_FAILED && posix_fallocate(descriptor, 0, static_cast<off_t>(size)) != 0) {
+  if (posix_fallocate(descriptor.get(), 0, static_cast<off_t>(size)) != 0) {
     munmap(memory, size);
-    memory = MAP_FAILED;
-  }
-  if (memory == MAP_FAILED) {
-    close(descriptor);
     return false;
   }
   data_ = static_cast<std::byte*>(memory);
   mapped_ = size;
-  descriptor_ = descriptor;
+  descriptor_ = std::move(descriptor);
+  remember_backing(data_, mapped_, descriptor_.get());
   return true;
 }
 
 HostMemory::~HostMemory() {
   // A child of a fork did not inherit it: what it has there is its own.
-  if (fork_generation() == born_) munmap(data_, mapped_);
-  close(descriptor_);
+  if (fork_generation() != born_) return;
+  forget_backing(data_);
+  munmap(data_, mapped_);
 }
 
 }  // namespace ugds::memory

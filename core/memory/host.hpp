@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/descriptor.hpp"
+
 namespace ugds::memory {
 
 class HostMemory {
@@ -19,7 +21,6 @@ class HostMemory {
 
   std::byte* data() const { return data_; }
   std::uint64_t size() const { return size_; }
-  int descriptor() const { return descriptor_; }
   bool huge_pages() const { return huge_; }
 
  private:
@@ -28,7 +29,7 @@ class HostMemory {
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
   std::uint64_t mapped_ = 0;
-  int descriptor_ = -1;
+  Descriptor descriptor_;
   unsigned born_;  ///< fork_generation()
   bool huge_ = false;
 };

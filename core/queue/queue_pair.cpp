@@ -40,7 +40,7 @@ void QueuePair::initialise_rings() {
   std::memset(submission_memory_.data(), 0, submission_memory_.size().value);
   std::memset(completion_memory_.data(), 0, completion_memory_.size().value);
   tail_ = rung_tail_ = head_ = 0;
-  turning_ = shape_.completion_depth - depth_ + 1;
+  set_next_turn();
   phase_ = 1;
   // One ring entry stays free, so that full and empty differ: as many identifiers as entries less one.
   free_count_.store(depth_ - 1, std::memory_order_relaxed);
@@ -108,8 +108,17 @@ void QueuePair::turn_head() {
     head_ = 0;
     phase_ ^= 1;
   }
-  turning_ = std::min(shape_.completion_depth, head_ + shape_.completion_depth - depth_ + 1);
+  set_next_turn();
   completion_doorbell_.ring(head_);
+}
+
+void QueuePair::set_next_turn() {
+  turning_ = wakeup_ ? head_ + 1 : std::min(shape_.completion_depth, head_ + shape_.completion_depth - depth_ + 1);
+}
+
+void QueuePair::use_wakeup(std::unique_ptr<Wakeup> wakeup) {
+  wakeup_ = std::move(wakeup);
+  set_next_turn();
 }
 
 void QueuePair::distrust() {

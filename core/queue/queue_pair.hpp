@@ -23,6 +23,7 @@
 #include "queue/doorbell.hpp"
 #include "queue/request.hpp"
 #include "queue/statistics.hpp"
+#include "queue/wakeup.hpp"
 
 namespace ugds::queue {
 
@@ -66,6 +67,11 @@ class QueuePair {
   Iova submission_ring() const { return submission_memory_.iova(0); }
   Iova completion_ring() const { return completion_memory_.iova(0); }
   const Statistics& statistics() const { return statistics_; }
+  /// How to sleep for completions; nullptr where they are polled for.
+  Wakeup* wakeup() const { return wakeup_.get(); }
+  /// Before the controller knows of the queue: the completion doorbell will be rung for every completion, since a
+  /// controller may leave out interrupts while it sees entries that nobody has taken.
+  void use_wakeup(std::unique_ptr<Wakeup> wakeup);
   /// Submission doorbell stores: as many as commands staged, but for those that shared one.
   std::uint64_t doorbells() const { return statistics_.commands() + load() - statistics_.coalesced.get(); }
   /// Commands in flight; a hint for whoever does not own the queue.
@@ -152,6 +158,7 @@ class QueuePair {
   void fail(const Command& command, std::uint16_t status, bool stopped);
   void distrust();
   void turn_head();
+  void set_next_turn();
   void initialise_rings();
 
   static constexpr std::uint32_t kNoPhase = 2;
@@ -183,6 +190,7 @@ class QueuePair {
   std::vector<Command> command_slots_;
   std::vector<std::uint16_t> id_slots_;
   std::vector<std::uint16_t> next_list_;
+  std::unique_ptr<Wakeup> wakeup_;
   memory::Ledger ledger_;
   Statistics statistics_;
 };

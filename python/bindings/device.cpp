@@ -2,6 +2,7 @@
 //
 // Device: the synchronous way in. A short read polls for a few microseconds with the interpreter lock before it lets go
 // of it: dropping and taking the lock costs more than many a completion.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -95,7 +96,7 @@ inline Range range_of(PyObject* object, PyObject* offset, PyObject* size, const 
 inline std::int64_t wait(engine::Handle& handle, OneCommand& command, const Transfer& transfer) {
   static const std::uint64_t patience = ns_to_ticks(kPollWithLock);
   const std::uint64_t start = ticks();
-  for (unsigned turns = 0; turns < kTurnsWithLock || ticks() - start < patience; ++turns) {
+  for (unsigned turns = 0; turns < kTurnsWithLock || (ticks() - start < patience && !handle.interrupts()); ++turns) {
     if (!command.turn(handle.turn())) continue;
     if (!command.failed()) [[likely]]
       return static_cast<std::int64_t>(transfer.size);
@@ -305,6 +306,7 @@ nb::dict info(const PyDevice& device) {
   fields["depth"] = handle->queues()[0]->depth();
   fields["volatile_write_cache"] = identity.volatile_write_cache;
   fields["shadow_doorbells"] = identity.shadow_doorbells;
+  fields["completion"] = handle->completion();
   fields["state"] = engine::state_name(handle->state());
   return fields;
 }
@@ -336,6 +338,9 @@ nb::list queue_stats(const PyDevice& device) {
     nb::dict row;
     row["queue"] = pair->id();
     row["depth"] = pair->depth();
+    const queue::Wakeup* wakeup = pair->wakeup();
+    row["completion"] = wakeup != nullptr && wakeup->armed() ? "interrupt" : "polling";
+    row["wakeups"] = wakeup != nullptr ? wakeup->woken() : 0;
     row["requests"] = s.requests();
     row["read_bytes"] = s.bytes[0].get();
     row["write_bytes"] = s.bytes[1].get();
@@ -412,11 +417,13 @@ void define_device(nb::module_& m) {
 
   m.def(
       "open",
-      [](const std::string& uri, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth, double deadline) {
+      [](const std::string& uri, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth, double deadline,
+         std::optional<bool> interrupts) {
         if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
         collect_retired();
         engine::Policy policy{.namespace_id = ns, .queues = queues, .depth = depth};
         policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
+        if (interrupts) policy.interrupts = *interrupts ? engine::Interrupts::yes : engine::Interrupts::no;
         auto device = std::make_unique<PyDevice>();
         device->uri = uri;
         device->id = without_lock([&] { return Table::instance().open(uri, policy); });
@@ -425,14 +432,20 @@ void define_device(nb::module_& m) {
         return device.release();  // Python's now
       },
       nb::arg("uri"), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0, nb::arg("depth") = 0,
-      nb::arg("deadline") = 30.0,
-      "Opens a device by URI, such as \"emulated:1GiB\", and brings its controller up.\n\n"
+      nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
+      "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up.\n\n"
       "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the "
       "library's\n"
       "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the "
       "controller\n"
-      "reset if that does not end it.\n\n"
-      "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, EIO (the controller fails), EOPNOTSUPP (its format), "
+      "reset if that does not end it. interrupts: whether a wait sleeps until the controller interrupts, instead of "
+      "polling;\n"
+      "left out: as the URI says (`?interrupts=1`), else the environment (UGDS_INTERRUPT_MODE=1), else no. "
+      "`info.completion`\n"
+      "says what became of it.\n\n"
+      "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, ENXIO (not bound to a driver for user space), EBUSY (in "
+      "use),\n"
+      "EACCES, EIO (the controller fails), EOPNOTSUPP (its format), "
       "ENOMEM,\n"
       "EMFILE. Thread-safe.");
 

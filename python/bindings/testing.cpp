@@ -52,6 +52,7 @@ constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
     {"never_stopped", Fault::Kind::never_stopped},
     {"fatal", Fault::Kind::fatal},
     {"remove", Fault::Kind::remove},
+    {"lost_interrupt", Fault::Kind::lost_interrupt},
     {"reset_fails", Fault::Kind::reset_fails},
 };
 
@@ -80,6 +81,7 @@ nb::dict counters(const PyEmulator& self) {
   d["mapped_ranges"] = c.mapped_ranges;
   d["resets"] = c.resets;
   d["aborts"] = c.aborts;
+  d["interrupts"] = c.interrupts;
   return d;
 }
 

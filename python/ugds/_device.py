@@ -34,6 +34,7 @@ class DeviceInfo:
     depth: int  #: entries of each
     volatile_write_cache: bool  #: what was written needs `flush()` or `durable=True` to survive a loss of power
     shadow_doorbells: bool
+    completion: str  #: "interrupt" or "polling", with the reason where that is not what was asked for
     state: str  #: ready, recovering, wedged, lost or closed
 
     @classmethod
@@ -57,6 +58,7 @@ class DeviceInfo:
             "queues": f"{self.queues} of depth {self.depth}",
             "write cache": "volatile: flush() makes writes durable" if self.volatile_write_cache else "none",
             "doorbells": "shadow" if self.shadow_doorbells else "mapped",
+            "completion": self.completion,
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())

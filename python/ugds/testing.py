@@ -62,6 +62,7 @@ FAULTS: dict[str, str] = {
     "never_stopped": "at register level: CSTS.RDY stays 1 after CC.EN is cleared",
     "fatal": "CSTS.CFS is set when the command is fetched, and the controller stops",
     "remove": "the device leaves the bus when the command is fetched",
+    "lost_interrupt": "no interrupt is sent for its completion",
     "reset_fails": "at bus level: a reset of the function fails, and nothing stops",
 }
 

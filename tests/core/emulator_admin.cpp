@@ -127,7 +127,8 @@ TEST_CASE("emulator: queue creation refuses what the specification says") {
   CHECK(h.admin(cq(1, 1)).status == status::invalid_queue_size);
   CHECK(h.admin(cq(1, 65)).status == status::invalid_queue_size);
   CHECK(h.admin(with(cq(1, 8), [](SubmissionEntry& e) { e.cdw11 = 0; })).status == status::invalid_field);
-  CHECK(h.admin(with(cq(1, 8), [](SubmissionEntry& e) { e.cdw11 |= 2; })).status == status::invalid_interrupt_vector);
+  CHECK(h.admin(with(cq(1, 8), [](SubmissionEntry& e) { e.cdw11 |= 2 | 0x7ff << 16; })).status ==
+        status::invalid_interrupt_vector);
   CHECK(h.violation_count() == 0);
   CHECK(h.admin(with(cq(1, 8), [](SubmissionEntry& e) { e.prp1 += 64; })).status == status::invalid_prp_offset);
   CHECK(h.violated("prp-alignment"));

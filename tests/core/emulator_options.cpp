@@ -24,7 +24,7 @@ TEST_CASE("options: every parameter lands in its field") {
       "1GiB?lba=512&metadata=8&interleaved=1&namespaces=2&vwc=0&mdts=7&queues=3&depth=65536&stride=2&mpsmin=1&mpsmax=3&"
       "timeout=9&contiguous=0&shadow=0&doorbells=trapped&dsm=no&zeroes=off&enabled=true&ready=5ms&serial=A&model=B&"
       "firmware=C&latency=20us&bandwidth=5.5GiB/s&iops=1000&order=random&seed=42&clock=virtual&pump=caller&idle=1ms&"
-      "name=n");
+      "name=n&vectors=5&notify=adaptive");
   CHECK(o.size == 1_GiB);
   CHECK(o.lba == 512);
   CHECK(o.metadata == 8);
@@ -57,6 +57,8 @@ TEST_CASE("options: every parameter lands in its field") {
   CHECK(o.pump_by_caller);
   CHECK(o.idle_ns == 1'000'000);
   CHECK(o.name == "n");
+  CHECK(o.vector_count() == 5);
+  CHECK(o.interrupts == emulator::Interrupts::adaptive);
 }
 
 TEST_CASE("options: the place is a size, a path, or an error that says so") {

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A PCI function as sysfs describes it: which driver holds it, in which IOMMU group, by which character device. Set-up
+// only. What is shown to people is read in Python (python/ugds/host); this is what opening needs.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace ugds::device {
+
+struct PciFunction {
+  std::string address;               ///< "0000:65:00.0"
+  std::string driver;                ///< empty: none
+  std::string group;                 ///< of its IOMMU; empty: none
+  bool group_without_iommu = false;  ///< a group that vfio made up (no-IOMMU mode)
+  std::string cdev;                  ///< "vfio3" of /dev/vfio/devices; empty: the kernel made none
+};
+
+/// "65:00.0" and "0000:65:00.0" in the long form; nothing for what is no address.
+std::optional<std::string> pci_address(const std::string& text);
+
+/// Throws Failure: EINVAL (no address), ENODEV (no such function), EINVAL (not an NVMe controller).
+PciFunction find_nvme_function(const std::string& text);
+
+}  // namespace ugds::device

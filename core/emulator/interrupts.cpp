@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Interrupts: who is told that completions were posted. Each vector has an eventfd of the host's, or none.
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/error.hpp"
+#include "emulator/impl.hpp"
+
+namespace ugds::emulator {
+
+void Controller::Impl::set_interrupt(std::uint16_t vector, int eventfd) {
+  if (vector >= vectors.size())
+    fail(EINVAL, "set_interrupt", "there is no interrupt vector " + std::to_string(vector),
+         "the controller has " + std::to_string(vectors.size()) + " (vectors=)");
+  vectors[vector].eventfd = eventfd;
+}
+
+/// Called before the entry is counted: `adaptive` looks at what was there without it.
+void Controller::Impl::raise(CompletionQueue& queue) {
+  if (options.interrupts == Interrupts::adaptive) {
+    observe(queue);
+    if (queue.head != queue.tail) return;
+  }
+  Vector& vector = vectors[queue.vector];
+  if (vector.raised) return;
+  vector.raised = true;
+  raised.push_back(queue.vector);
+}
+
+void Controller::Impl::deliver() noexcept {
+  for (const std::uint16_t id : raised) {
+    Vector& vector = vectors[id];
+    vector.raised = false;
+    if (vector.eventfd < 0 || removed.load(std::memory_order_relaxed)) continue;
+    const std::uint64_t one = 1;
+    // A counter that is full has somebody's attention already.
+    if (::write(vector.eventfd, &one, sizeof one) == sizeof one) ++counters.interrupts;
+  }
+  raised.clear();
+}
+
+}  // namespace ugds::emulator
