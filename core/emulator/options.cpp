@@ -126,8 +126,7 @@ o.trapped = value == "trapped";
    UGDS_SET{o.vectors = number32(name, value, 0, kMaxVectors);
 }
 }
-, {{"notify", "every or adaptive",
-    "adaptive: one comes only if the completion queue was empty, by its head doorbell"},
+, {{"notify", "every or adaptive", "adaptive: one comes only if the completion queue was empty, by its head doorbell"},
    UGDS_SET{if (value != "every" && value != "adaptive") refuse(name, value, "every or adaptive");
 o.interrupts = value == "adaptive" ? Interrupts::adaptive : Interrupts::every;
 }

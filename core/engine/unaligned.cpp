@@ -2,44 +2,31 @@
 #include "engine/unaligned.hpp"
 
 #include <sched.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include "base/steps.hpp"
-
 namespace ugds::engine {
 
 using nvme::Opcode;
 
-Bounce::Bounce(Handle& handle) {
-  setup_step("bounce: allocate");
-  void* memory = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) fail(ENOMEM, "open", "no memory for the buffer of unaligned requests", "free memory");
-  madvise(memory, kSize, MADV_DONTFORK);
-  data_ = static_cast<std::byte*>(memory);
+Bounce::Bounce(Handle& handle) : memory_(std::make_unique<memory::HostMemory>(kSize)) {
+  const std::uint32_t device[] = {handle.geometry().number};
+  auto& registry = memory::Registry::instance();
+  registry.add_ledger(ledger_);
   try {
-    const std::uint32_t device[] = {handle.geometry().number};
-    auto& registry = memory::Registry::instance();
-    registry.add_ledger(ledger_);
-    try {
-      reference_ = registry.add(memory, kSize, memory::Kind::host, false, device);
-    } catch (...) {
-      registry.remove_ledger(ledger_);
-      throw;
-    }
+    reference_ = registry.add(memory_->data(), kSize, memory::Kind::host, false, device);
   } catch (...) {
-    munmap(memory, kSize);
+    registry.remove_ledger(ledger_);
     throw;
   }
 }
 
 Bounce::~Bounce() {
   memory::Registry::instance().remove_ledger(ledger_);
-  if (memory::Registry::instance().close(reference_) == EBUSY) return;  // never while the controller may write to it
-  munmap(data_, kSize);
+  // Never given back while the controller may write to it.
+  if (memory::Registry::instance().close(reference_) == EBUSY) static_cast<void>(memory_.release());  // NOLINT
 }
 
 namespace {
@@ -191,7 +178,12 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   if (hold == memory::Hold::stale) {
     return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
   }
-  const std::int64_t result = Walk(handle, t, interrupt).run();
+  const bool reachable = t.buffer.registration->kind() == memory::Kind::host;
+  const std::int64_t result =
+      reachable
+          ? Walk(handle, t, interrupt).run()
+          : refuse(handle, t, EINVAL, "partial blocks cannot be copied to memory that the processor does not reach",
+                   "use whole blocks, and memory at a multiple of 4 bytes");
   handle.bounce().ledger().remove(t.buffer.registration->index());
   return result;
 }

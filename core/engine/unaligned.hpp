@@ -7,9 +7,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 
 #include "engine/operation.hpp"
+#include "memory/host.hpp"
 
 namespace ugds::engine {
 
@@ -25,14 +27,14 @@ class Bounce {
   Bounce(const Bounce&) = delete;
   Bounce& operator=(const Bounce&) = delete;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return memory_->data(); }
   const memory::Reference& reference() const { return reference_; }
   std::mutex& lock() { return lock_; }
   /// What requests that go through the buffer hold of their callers'; under lock().
   memory::Ledger& ledger() { return ledger_; }
 
  private:
-  std::byte* data_ = nullptr;
+  std::unique_ptr<memory::HostMemory> memory_;
   memory::Reference reference_{};
   memory::Ledger ledger_;
   std::mutex lock_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <new>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
@@ -18,6 +19,7 @@ const char* kind_name(Kind kind) {
     case Kind::host: return "host";
     case Kind::cuda: return "cuda";
     case Kind::hip: return "hip";
+    case Kind::peer: return "peer";
   }
   return "unknown";
 }
@@ -75,7 +77,7 @@ std::uint32_t Registry::take_slot() {
 }
 
 Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool readonly,
-                        std::span<const std::uint32_t> devices) {
+                        std::span<const std::uint32_t> devices, Backing peer) {
   const auto begin = reinterpret_cast<std::uintptr_t>(address);
   if (size == 0) fail(EINVAL, "register", "the buffer is empty", "register at least one byte");
   if (address == nullptr || begin + size < begin) {
@@ -97,10 +99,11 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   r.kind_ = kind;
   r.readonly_ = readonly;
   r.everywhere_ = devices.empty();
+  r.peer_ = peer;
   try {
-    for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
-      const bool wanted = devices.empty() || std::find(devices.begin(), devices.end(), device) != devices.end();
-      if (wanted && devices_[device] != nullptr) map_to(r, device);
+    if (devices.empty()) map_to_all(r);
+    for (const std::uint32_t device : devices) {
+      if (devices_[device] != nullptr) map_to(r, device);
     }
   } catch (Failure& failure) {
     unmap_all(r);
@@ -119,15 +122,36 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   return {&r, generation, begin, size, readonly};
 }
 
+void Registry::map_to_all(Registration& r) {
+  bool mapped = false;
+  std::optional<Failure> impossible;
+  for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
+    if (devices_[device] == nullptr) continue;
+    try {
+      map_to(r, device);
+      mapped = true;
+    } catch (const Failure& failure) {
+      // I/O on this pair will say that it is not mapped. Anything but the kind of memory could be mended, and is said.
+      if (failure.error().code != EOPNOTSUPP) throw;
+      impossible = failure;
+      if (impossible->error().device[0] == '\0') set_device(impossible->error(), devices_[device]->uri().c_str());
+    }
+  }
+  if (!mapped && impossible) throw Failure(impossible->error());
+}
+
 void Registry::map_to(Registration& r, std::uint32_t device) {
   const auto begin = align_down(reinterpret_cast<std::uintptr_t>(r.address_), nvme::kPageSize);
   const auto end = align_up(reinterpret_cast<std::uintptr_t>(r.address_) + r.size_, nvme::kPageSize);
   setup_step("register: page table");
   auto pages = std::make_unique<std::uint64_t[]>((end - begin) / nvme::kPageSize);
   setup_step("register: map");
+  const device::Access access = r.readonly_ ? device::Access::read_only : device::Access::read_write;
   r.mappings_[device] =
-      devices_[device]->map(reinterpret_cast<void*>(begin), Bytes(end - begin),
-                            r.readonly_ ? device::Access::read_only : device::Access::read_write, pages.get());
+      r.kind_ == Kind::peer
+          ? devices_[device]->map_descriptor({r.peer_.descriptor, r.peer_.offset, Bytes(end - begin)}, access,
+                                             pages.get())
+          : devices_[device]->map(reinterpret_cast<void*>(begin), Bytes(end - begin), access, pages.get());
   r.pages_[device].store(pages.release(), std::memory_order_release);
 }
 

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/backing.hpp"
 #include "base/fence.hpp"
 #include "base/immortal.hpp"
 #include "base/units.hpp"
@@ -30,7 +31,12 @@ namespace ugds::memory {
 /// Devices that a process may have open at once.
 inline constexpr std::uint32_t kMaxDevices = 64;
 
-enum class Kind : std::uint8_t { host, cuda, hip };
+enum class Kind : std::uint8_t {
+  host,
+  cuda,
+  hip,
+  peer,  ///< of another device, known by a DMA-BUF: the processor does not reach it by its address here
+};
 const char* kind_name(Kind kind);
 
 /// Where a request's bytes go (docs/routes.md).
@@ -44,6 +50,8 @@ class Registration {
  public:
   std::uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   std::uint32_t index() const { return index_; }
+  /// Valid while the registration is held.
+  Kind kind() const { return kind_; }
 
   /// The page addresses for a device, from the page that holds the first byte; nullptr where the registration is not
   /// mapped to it. Valid while the registration is held.
@@ -59,6 +67,7 @@ class Registration {
   Kind kind_ = Kind::host;
   bool readonly_ = false;
   bool everywhere_ = false;  ///< devices opened later get it too
+  Backing peer_{};           ///< of Kind::peer
   std::array<std::atomic<const std::uint64_t*>, kMaxDevices> pages_{};
   std::array<device::Mapping, kMaxDevices> mappings_{};
 };
@@ -103,17 +112,16 @@ class Registry {
   constexpr Registry() = default;
 
   /// Registers [address, address + size) and maps it to every open device, or to those in `devices` (by number) if any
-  /// is given. All or nothing. Throws Failure: EINVAL (empty, wraps), EEXIST (overlaps a registered range), ENOSPC (too
-  /// many), EFAULT and others of Device::map. Thread-safe.
+  /// is given. All or nothing; but of all open devices, those that can never reach memory of this kind are left out as
+  /// long as one can. Memory of Kind::peer lies at `peer`, whose descriptor stays open until it is closed, and
+  /// `address` only stands for it. Throws Failure: EINVAL (empty, wraps), EEXIST (overlaps a registered range), ENOSPC
+  /// (too many), EFAULT and others of Device::map. Thread-safe.
   Reference add(void* address, std::uint64_t size, Kind kind, bool readonly,
-                std::span<const std::uint32_t> devices = {});
+                std::span<const std::uint32_t> devices = {}, Backing peer = {});
 
   /// Closes a registration. 0, EBUSY (commands are in flight; nothing has changed) or ESTALE (another generation, or
   /// closed). Thread-safe, lock-free against I/O.
   int close(const Reference& reference);
-
-  /// Gives a registration up whose memory the caller no longer controls: nothing finds it any more, but what is mapped
-  /// stays mapped while commands are in flight. Closed at the next chance by `collect`.
 
   /// Commands in flight on a registration, over all queues.
   std::uint64_t in_flight(const Reference& reference);
@@ -146,6 +154,7 @@ class Registry {
   void reserve_slots();
   std::uint32_t take_slot();
   void map_to(Registration& registration, std::uint32_t device);
+  void map_to_all(Registration& registration);
   void unmap_from(Registration& registration, std::uint32_t device);
   void unmap_all(Registration& registration);
   std::uint64_t count(std::uint32_t index) const;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Registrations: Python memory, pinned and mapped.
+#include <fcntl.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cerrno>
@@ -42,6 +44,24 @@ class Ours final : public Keeper {
   memory::HostMemory memory;
 };
 
+/// Addresses that stand for memory of a DMA-BUF, at which there is nothing, and the DMA-BUF.
+class Peer final : public Keeper {
+ public:
+  Peer(int descriptor, std::uint64_t size) : descriptor_(fcntl(descriptor, F_DUPFD_CLOEXEC, 0)), size_(size) {
+    if (!descriptor_) fail(errno, "register_dmabuf", "that is no open file descriptor", "give the DMA-BUF's");
+    address_ = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address_ == MAP_FAILED) fail(ENOMEM, "register_dmabuf", "no addresses for the buffer", "register less");
+  }
+  ~Peer() override { munmap(address_, size_); }
+  void* address() const { return address_; }
+  int descriptor() const { return descriptor_.get(); }
+
+ private:
+  Descriptor descriptor_;
+  void* address_ = nullptr;
+  std::uint64_t size_;
+};
+
 /// Registrations whose Python object went while commands were in flight.
 struct Retired {
   memory::Reference reference;
@@ -59,7 +79,9 @@ struct Memory {
   void* address = nullptr;
   std::uint64_t size = 0;
   bool readonly = false;
-  std::unique_ptr<Keeper> keeper;
+  memory::Kind kind = memory::Kind::host;
+  Backing peer{};
+  std::unique_ptr<Keeper> keeper{};
 };
 
 [[noreturn]] void refuse_gpu() {
@@ -180,8 +202,10 @@ PyRegistration add(Memory memory, nb::object owner, const std::vector<std::uint3
   PyRegistration registration;
   // Large buffers take a while to be mapped; the caller's reference keeps the memory meanwhile.
   registration.reference = without_lock([&] {
-    return memory::Registry::instance().add(memory.address, memory.size, memory::Kind::host, memory.readonly, devices);
+    return memory::Registry::instance().add(memory.address, memory.size, memory.kind, memory.readonly, devices,
+                                            memory.peer);
   });
+  registration.kind = memory.kind;
   registration.owner = std::move(owner);
   registration.keeper = std::move(memory.keeper);
   return registration;
@@ -226,6 +250,10 @@ int get_buffer(PyObject* exporter, Py_buffer* view, int flags) {
   auto& self = *nb::inst_ptr<PyRegistration>(exporter);
   if (self.closed) {
     PyErr_SetString(PyExc_BufferError, "the registration is closed");
+    return -1;
+  }
+  if (self.kind != memory::Kind::host) {
+    PyErr_SetString(PyExc_BufferError, "the registration is of memory that the processor does not reach here");
     return -1;
   }
   const int result =
@@ -330,7 +358,7 @@ void define_registration(nb::module_& m) {
               "nbytes", [](const PyRegistration& r) { return r.reference.size; }, "Size in bytes.")
           .def_prop_ro(
               "memory", [](const PyRegistration& r) { return memory::kind_name(r.kind); },
-              "Kind of memory: \"host\", \"cuda\" or \"hip\".")
+              "Kind of memory: \"host\", \"cuda\", \"hip\", or \"peer\": another device's, by DMA-BUF.")
           .def_prop_ro(
               "route", [](const PyRegistration& r) { return memory::route_name(r.route); },
               "Where the device's DMA lands: \"direct\" is in this buffer.")
@@ -392,11 +420,43 @@ void define_registration(nb::module_& m) {
       "Raises `ugds.Error`: EEXIST (overlaps a registered buffer), EINVAL (empty, not contiguous), EFAULT, EOPNOTSUPP\n"
       "(GPU memory, a route that cannot be had); TypeError for an object without memory. Thread-safe.");
   m.def(
+      "register_dmabuf",
+      [](int descriptor, nb::object size, nb::object offset, std::optional<std::vector<nb::object>> devices,
+         bool readonly) {
+        collect_retired();
+        const std::uint64_t bytes = size_argument(size, "size", "register_dmabuf");
+        const std::uint64_t at = size_argument(offset, "offset", "register_dmabuf");
+        if (bytes == 0 || (bytes | at) % nvme::kPageSize != 0) {
+          raise_new(EINVAL, "register_dmabuf", "size and offset are not multiples of 4096 bytes, or there are no bytes",
+                    "round them");
+        }
+        const auto numbers = numbers_of(devices);
+        auto peer = std::make_unique<Peer>(descriptor, bytes);
+        Memory memory{.address = peer->address(), .size = bytes, .readonly = readonly, .kind = memory::Kind::peer};
+        memory.peer = {peer->descriptor(), at};
+        memory.keeper = std::move(peer);
+        return add(std::move(memory), nb::none(), numbers);
+      },
+      nb::arg("fd"), nb::arg("size"), nb::arg("offset") = 0, nb::arg("devices") = nb::none(), nb::kw_only(),
+      nb::arg("readonly") = false,
+      "Registers memory of another device, which exports it as a DMA-BUF: the SSD reaches it peer to peer.\n\n"
+      "fd: the DMA-BUF's descriptor, which is duplicated. size, offset: bytes of it, multiples of 4096 (ints, or text "
+      "such\n"
+      "as \"64MiB\"). The processor does not reach the memory by this registration: no buffer protocol, and requests "
+      "in\n"
+      "whole blocks only. Its exporter may revoke it, when it is reset for one: transfers then fail, or are dropped "
+      "by the\n"
+      "IOMMU.\n\n"
+      "Raises `ugds.Error`: EINVAL, EBADF (no descriptor), EOPNOTSUPP (no open device can import it), and what the "
+      "kernel\n"
+      "says of the import. Thread-safe.");
+  m.def(
       "empty",
       [](nb::object size) {
         collect_retired();
         auto ours = std::make_unique<Ours>(size_argument(size, "size", "empty"));
-        Memory memory{ours->memory.data(), ours->memory.size(), false, std::move(ours)};
+        Memory memory{.address = ours->memory.data(), .size = ours->memory.size()};
+        memory.keeper = std::move(ours);
         return add(std::move(memory), nb::none(), {});
       },
       nb::arg("size"),

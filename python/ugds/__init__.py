@@ -14,8 +14,9 @@ line: `emulated:1GiB?lba=4096` is a controller in this process (`ugds info --par
 
 `register(buffer, devices=None, require=None)` pins a buffer once and maps it to every open device, and to later ones
 when they are opened. A buffer is any object with the buffer protocol. Its `Registration` says `memory` (host, cuda,
-hip) and `route` (direct, staged, buffered); `require="direct"` fails with the reason where that cannot be had.
-`empty(size)` gives new, registered, page-aligned and zeroed memory that every transport can reach.
+hip, peer) and `route` (direct, staged, buffered); `require="direct"` fails with the reason where that cannot be had.
+`empty(size)` gives new, registered, page-aligned and zeroed memory that every transport can reach;
+`register_dmabuf(fd, size)` takes another device's memory, which the SSD then reaches peer to peer.
 
 `Device.read(buffer, offset=0, size=None, buffer_offset=0)` and `write(…, durable=False, unaligned=False)` move `size`
 bytes between the device, from byte `offset`, and the registered buffer, from its byte `buffer_offset`; without
@@ -29,7 +30,7 @@ an `OSError` with `operation`, `device`, `offset`, `length`, `completed` (the pr
 """
 
 from ugds import _device, sizes
-from ugds._core import Device, Error, Registration, empty, open, register, version
+from ugds._core import Device, Error, Registration, empty, open, register, register_dmabuf, version
 from ugds._device import DeviceInfo, Stats
 
 _device.attach()
@@ -45,6 +46,7 @@ __all__ = [
     "empty",
     "open",
     "register",
+    "register_dmabuf",
     "sizes",
     "version",
 ]

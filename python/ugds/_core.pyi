@@ -25,7 +25,7 @@ class Error(OSError):
 class Registration:
     address: int
     nbytes: int
-    memory: str  # host | cuda | hip
+    memory: str  # host | cuda | hip | peer
     route: str  # direct | staged | buffered
     readonly: bool
     generation: int
@@ -108,6 +108,14 @@ def open(
     interrupts: bool | None = None,
 ) -> Device: ...
 def register(obj: Any, devices: Sequence[Device] | None = None, require: str | None = None) -> Registration: ...
+def register_dmabuf(
+    fd: int,
+    size: Size,
+    offset: Size = 0,
+    devices: Sequence[Device] | None = None,
+    *,
+    readonly: bool = False,
+) -> Registration: ...
 def empty(size: Size) -> Registration: ...
 def emulator(device: Device) -> Emulator: ...
 def forget_subsystem(name: str) -> bool: ...
