@@ -17,7 +17,8 @@ PEER_SIZE = 64 * MIB
 
 @dataclass(frozen=True)
 class Namespace:
-    """One namespace, a raw image on the host. `broken` is a byte offset whose block cannot be read: a media error."""
+    """One namespace, a raw image on the host. `broken` is a byte offset whose block can be neither read nor
+    written: a media error."""
 
     block: int = 512
     size: int = 256 * MIB
@@ -169,6 +170,7 @@ def block_words(namespace: Namespace) -> str:
 def controller_arguments(controller: Controller, images: Path) -> list[str]:
     arguments = []
     for nsid, namespace in enumerate(controller.namespaces, 1):
+        arguments += ["-object", f"throttle-group,id=limit_{controller.drive(nsid)}"]
         arguments += ["-blockdev", json.dumps(drive(controller.drive(nsid), namespace, images))]
     arguments += ["-device", device_words(controller)]
     if len(controller.namespaces) > 1:
@@ -179,17 +181,19 @@ def controller_arguments(controller: Controller, images: Path) -> list[str]:
 
 
 def drive(name: str, namespace: Namespace, images: Path) -> dict[str, Any]:
-    """A raw image behind QEMU's blkdebug layer, by which commands can be made to fail or hang. What is written is at
-    once in the image, where the host sees it."""
+    """A raw image behind two layers of QEMU's: blkdebug, which makes commands fail at a broken place, and a throttle,
+    which can make them take long, and lets go of them when the controller is reset. What is written is in the image at
+    once, where the host sees it."""
     image, rules = images / f"{name}.img", images / f"{name}.rules"
     with image.open("wb") as file:
         file.truncate(namespace.size)
     broken = namespace.broken
-    rule = "" if broken is None else f'[inject-error]\nevent = "read_aio"\nerrno = "5"\nsector = "{broken // 512}"\n'
-    rules.write_text(rule)
+    rule = '[inject-error]\nevent = "{}_aio"\nerrno = "5"\nsector = "{}"\n'
+    rules.write_text("" if broken is None else "".join(rule.format(way, broken // 512) for way in ("read", "write")))
     stored = {"driver": "file", "filename": str(image)}
     layer = {"driver": "blkdebug", "config": str(rules), "image": stored}
-    return {"driver": "raw", "node-name": name, "discard": "unmap", "file": layer}
+    raw = {"driver": "raw", "discard": "unmap", "file": layer}
+    return {"driver": "throttle", "node-name": name, "throttle-group": f"limit_{name}", "discard": "unmap", "file": raw}
 
 
 def described(boot: Boot, made: Topology) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,11 +26,12 @@ LIMIT = 90.0
 
 
 def boots_of(item: pytest.Item) -> list[str]:
-    """The boots of a test: the innermost mark's, so that a test can differ from its file."""
-    marker = item.get_closest_marker("boot")
-    if marker is None:
+    """The boots of a test: those that its own marks, and those of its parameters, have in common; else its file's."""
+    own = [mark for mark in item.own_markers if mark.name == "boot"]
+    marks = own or list(item.iter_markers("boot"))
+    if not marks:
         raise pytest.UsageError(f"{item.nodeid} belongs to no boot: mark it with pytest.mark.boot(…)")
-    return list(marker.args)
+    return [name for name in marks[0].args if all(name in mark.args for mark in marks)]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -154,3 +156,51 @@ def controller(controllers: dict[str, Controller]) -> Callable[[str], Controller
 def peer(machine: dict[str, Any]) -> PciDevice:
     """The device whose BAR 2 is plain memory: the stand-in for a GPU's."""
     return PciDevice("peer", machine["peer"]["glob"], machine["peer"]["port"])
+
+
+@pytest.fixture
+def open_ssd(machine: dict[str, Any], controllers: dict[str, Controller]) -> Iterator[Callable[..., Any]]:
+    """Opens a controller by its name, from vfio-pci: `open_ssd("two", "type1", ns=2, queues=1)`. Without a way, as a
+    user would. What it opened is closed at the end of the test."""
+    import ugds
+
+    with ExitStack() as stack:
+
+        def open_one(name: str, way: str = "", ns: int = 0, **options: Any) -> ugds.Device:
+            give_to_vfio(machine, controllers[name])
+            query = "&".join([f"iommu={way}"] * bool(way) + [f"ns={ns}"] * bool(ns))
+            uri = f"{controllers[name].uri}?{query}" if query else controllers[name].uri
+            return stack.enter_context(ugds.open(uri, **options))
+
+        yield open_one
+
+
+def give_to_vfio(machine: dict[str, Any], device: PciDevice) -> None:
+    if not machine["iommu"]:
+        Path("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode").write_text("1")
+    device.bind("vfio-pci")
+
+
+@pytest.fixture
+def vfio(machine: dict[str, Any], controllers: dict[str, Controller]) -> Callable[[str], Controller]:
+    """A controller by its name, given to vfio-pci."""
+
+    def give(name: str) -> Controller:
+        give_to_vfio(machine, controllers[name])
+        return controllers[name]
+
+    return give
+
+
+@pytest.fixture
+def slow(host: Host) -> Iterator[Callable[[str, int], None]]:
+    """Makes a drive slow for the rest of the test: `slow("two1", bytes_a_second)`."""
+    slowed: list[str] = []
+
+    def make(drive: str, bytes_a_second: int) -> None:
+        slowed.append(drive)
+        host.throttle(drive, bytes_a_second)
+
+    yield make
+    for drive in slowed:
+        host.throttle(drive, 0)

@@ -56,6 +56,11 @@ class Host:
         event: dict[str, Any] | None = self.call("wait_event", name, data, since, seconds)
         return event
 
+    def throttle(self, drive: str, bytes_a_second: int) -> None:
+        """Makes a drive that slow from now on; 0 is as fast as it can be. Only a reset of the controller lets go of
+        commands that wait."""
+        self.qmp("qom-set", path=f"/objects/limit_{drive}", property="x-bps-total", value=bytes_a_second)
+
     def read_image(self, drive: str, offset: int, size: int) -> bytes:
         """Bytes of a disk image, read on the host."""
         return self._answered("read_image", drive, offset, size)
