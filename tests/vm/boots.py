@@ -68,6 +68,8 @@ SMALL = Controller("small", (Namespace(512, 64 * MIB),), "mdts=1,max_ioqpairs=1,
 COARSE = Controller("coarse", (Namespace(4096, 128 * MIB),), "mdts=2,max_ioqpairs=4,msix_qsize=5")
 BROKEN = Controller("broken", (Namespace(512, 64 * MIB, broken=8 * MIB),), "max_ioqpairs=4,msix_qsize=5")
 PEERED = Controller("peered", (Namespace(4096, 256 * MIB),), "max_ioqpairs=4,msix_qsize=5", place="switch")
+# More queues than interrupt vectors.
+MANY = Controller("many", (Namespace(512, 64 * MIB),), "max_ioqpairs=4,msix_qsize=2")
 LOOSE = Controller("loose", (Namespace(512, 64 * MIB),), "max_ioqpairs=4,msix_qsize=5")
 
 BOOTS = (
@@ -75,7 +77,7 @@ BOOTS = (
         "iommufd",
         "a recent kernel: vfio by iommufd and by type1, many kinds of controller, peer memory behind a switch",
         "iommufd",
-        (TWO, SMALL, COARSE, BROKEN, PEERED, LOOSE),
+        (TWO, SMALL, COARSE, BROKEN, PEERED, MANY, LOOSE),
         peer="switch",
     ),
     Boot(
