@@ -89,9 +89,9 @@ class Device {
     void* context = nullptr;
   };
   virtual void on_removal_request(const RemovalCall&) {}
-  /// Gives the device up for good, after which it can do no DMA: its mappings are gone, registers read as all ones and
-  /// writes go nowhere. What can be called still is this class's functions, and its destructor. Idempotent.
-  virtual void release() noexcept {}
+  /// Gives the device up for good: registers read as all ones, writes go nowhere, and nothing can be mapped any more.
+  /// True where the system has then taken from it what DMA needs, whatever state its controller was in. Idempotent.
+  virtual bool release() noexcept { return false; }
 
   /// Lets the controller do some work in the caller's thread (`pump=caller`); nullptr for what runs by itself.
   using Turn = void (*)(void* context);

@@ -12,10 +12,12 @@ namespace ugds::device {
 namespace {
 /// Below this nothing is handed out: a zeroed address in a command must not be a good one.
 constexpr std::uint64_t kFirst = 16_MiB;
+/// No IOMMU translates as much, and sums of addresses and lengths stay numbers.
+constexpr std::uint64_t kLast = (std::uint64_t{1} << 62) - 1;
 }  // namespace
 
 IovaSpace::IovaSpace(std::vector<Range> allowed) : allowed_(std::move(allowed)), next_(kFirst) {
-  for (Range& range : allowed_) range.first = std::max(range.first, kFirst);
+  for (Range& range : allowed_) range = {std::max(range.first, kFirst), std::min(range.last, kLast)};
   std::erase_if(allowed_, [](const Range& range) { return range.first > range.last; });
 }
 
@@ -31,7 +33,7 @@ bool IovaSpace::fit(std::uint64_t from, std::uint64_t last, std::uint64_t addres
   }
   for (;; ++used) {
     std::uint64_t candidate = align_down(at, alignment) + residue;
-    if (candidate < at && __builtin_add_overflow(candidate, alignment, &candidate)) return false;
+    if (candidate < at) candidate += alignment;
     if (candidate > last || length - 1 > last - candidate) return false;
     if (used == used_.end() || candidate + length <= used->first) {
       iova = candidate;

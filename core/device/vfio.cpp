@@ -266,23 +266,21 @@ void VfioDevice::on_removal_request(const RemovalCall& call) {
   if (access_.device) set_trigger(VFIO_PCI_REQ_IRQ_INDEX, eventfds);
 }
 
-void VfioDevice::release() noexcept {
-  // The translation is kept: mappings are undone by whoever made them, and a group may hold other devices.
-  Descriptor device;
-  {
-    std::lock_guard guard(lock_);
-    if (!access_.device) return;
-    device = std::move(access_.device);
-  }
-  // In place of the registers: whoever reads them sees that the device has gone. Copied over, so that there is no
-  // moment at which they are not there.
+bool VfioDevice::release() noexcept {
+  std::lock_guard guard(lock_);
+  if (!access_.device) return true;
+  // In place of the registers, whose mapping keeps the device open: whoever reads them sees that it has gone. Moved over
+  // them, so that there is no moment at which nothing is there.
   void* ones = mmap(nullptr, register_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (ones != MAP_FAILED) {
-    std::memset(ones, 0xff, register_bytes_);
-    if (mremap(ones, register_bytes_, register_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, registers_) == MAP_FAILED) {
-      munmap(ones, register_bytes_);
-    }
+  if (ones == MAP_FAILED) return false;
+  std::memset(ones, 0xff, register_bytes_);
+  if (mremap(ones, register_bytes_, register_bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, registers_) == MAP_FAILED) {
+    munmap(ones, register_bytes_);
+    return false;
   }
+  // The translation is kept: mappings are undone by whoever made them, and a group may hold other devices.
+  access_.device.reset();
+  return true;
 }
 
 }  // namespace ugds::device

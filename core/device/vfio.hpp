@@ -36,7 +36,8 @@ class VfioDevice final : public Device {
   void set_interrupts(std::span<const int> eventfds) override;
   bool reset() noexcept override;
   void on_removal_request(const RemovalCall& call) override;
-  void release() noexcept override;
+  /// Closing the device clears bus mastering and resets the function, and its translation ends.
+  bool release() noexcept override;
 
  private:
   void map_registers();

@@ -229,7 +229,8 @@ void Handle::tear_down() {
   auto& registry = memory::Registry::instance();
   if (device_) device_->on_removal_request({});
   // A controller that has stopped and one that never started hold nothing.
-  const bool stopped = !controller_ || (state() != State::wedged && controller_->shut_down()) || device_->reset();
+  const bool stopped =
+      !controller_ || (state() != State::wedged && controller_->shut_down()) || device_->reset() || device_->release();
   if (geometry_.number != ~0u) registry.detach(geometry_.number, !stopped);
   if (stopped) {
     if (interrupts_) device_->set_interrupts({});  // before the descriptors are closed

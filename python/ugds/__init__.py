@@ -27,15 +27,41 @@ back.
 Sizes and offsets are in bytes: an int, or a text such as "64MiB" (see `ugds.sizes`). What fails raises `ugds.Error`,
 an `OSError` with `operation`, `device`, `offset`, `length`, `completed` (the prefix, in bytes, that is right),
 `status` (NVMe status, or None), `status_text`, `cause` and `hint`.
+
+`devices()` gives the NVMe controllers of this machine, and `ugds.host` moves them between the kernel and a program.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from ugds import _device, sizes
 from ugds._core import Device, Error, Registration, empty, open, register, register_dmabuf, version
 from ugds._device import DeviceInfo, Stats
 
+if TYPE_CHECKING:
+    from ugds import host
+    from ugds.host import Controller
+
 _device.attach()
 
 __version__ = version()
+
+
+def devices() -> list[Controller]:
+    """Every NVMe controller of this machine, by address (see `ugds.host.devices`)."""
+    from ugds import host
+
+    return host.devices()
+
+
+def __getattr__(name: str) -> Any:
+    # What looks at the machine is loaded by those who ask for it: opening a device needs none of it.
+    if name == "host":
+        return importlib.import_module("ugds.host")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Device",
@@ -43,7 +69,9 @@ __all__ = [
     "Error",
     "Registration",
     "Stats",
+    "devices",
     "empty",
+    "host",
     "open",
     "register",
     "register_dmabuf",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -12,12 +13,15 @@ from collections.abc import Callable, Sequence
 import ugds
 from ugds import _report, sizes
 from ugds._report import CommandError
+from ugds.host import _cli as host_commands
 
 DEVICES = """\
 devices:
   emulated:1GiB                     a controller in this process, in memory, new at each opening
   emulated:1GiB?lba=512&queues=2    the same with other traits: ugds info --parameters lists them
   emulated:/path/to/image           one that keeps its data in a file
+  pci:0000:65:00.0                  a controller on the bus, after `ugds bind`; ?ns=2 names a namespace
+  vfio-user:/run/ssd                a controller that another process serves, such as `ugds serve`
 """
 
 
@@ -147,6 +151,19 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
     )
     overhead.add_argument("--calls", type=positive, default=1000, help="reads to count over (%(default)s)")
 
+    completion = _command(
+        kinds,
+        "completion",
+        bench,
+        "polling against sleeping for interrupts: a read's time, and the share of a processor that it takes",
+        "examples:\n  ugds bench completion\n  ugds bench completion --json | grep interrupt_cpu_percent\n\n"
+        "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), "
+        "and\n1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
+    )
+    completion.add_argument("--seconds", type=float, default=1.0, help="for each way of waiting (%(default)s)")
+    completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
+    _json_option(completion)
+
     for kind, default in ((sync, "emulated:1GiB"), (setup, "emulated:1GiB"), (overhead, "emulated:64MiB?pump=caller")):
         kind.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
         _json_option(kind)
@@ -159,6 +176,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  ugds demo                    store a real file on an emulated SSD, read it back by every mode, compare\n"
         "  ugds info emulated:1GiB      what a device says of itself\n"
+        "  ugds devices                 the NVMe controllers of this machine\n"
         "  ugds bench sync              throughput and latency\n"
         "  ugds bench sync --help       every command explains itself\n\n" + DEVICES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -197,6 +215,8 @@ def parser() -> argparse.ArgumentParser:
     shown.add_argument("uri", nargs="?", metavar="URI", help="a device")
     shown.add_argument("--parameters", action="store_true", help="list what an emulated: URI can set")
     _json_option(shown)
+
+    host_commands.add_commands(functools.partial(_command, commands))
 
     benches = commands.add_parser(
         "bench",

@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/backing.hpp"
 #include "base/steps.hpp"
 #include "fake_device.hpp"
-#include "base/backing.hpp"
 #include "memory/host.hpp"
 #include "memory/registry.hpp"
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import ugds
 import ugds.testing
+from host_machine import Machine
 
 DEFAULT_URI = "emulated:64MiB"
 
@@ -33,3 +35,9 @@ def ssd(request: pytest.FixtureRequest, open_ssd: Callable[..., ugds.Device]) ->
     another one than 64 MiB with default traits."""
     marker = request.node.get_closest_marker("device")
     return open_ssd(*marker.args, **marker.kwargs) if marker else open_ssd()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A made-up machine without devices, for tests to furnish."""
+    return Machine(tmp_path)

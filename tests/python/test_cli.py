@@ -19,7 +19,18 @@ import ugds
 from ugds import cli
 from ugds._demo import in_memory
 
-COMMANDS = [[], ["demo"], ["info"], ["bench"], ["bench", "sync"], ["bench", "setup"], ["bench", "overhead"]]
+COMMANDS = [
+    [],
+    ["demo"],
+    ["info"],
+    ["devices"],
+    ["bind"],
+    ["unbind"],
+    ["bench"],
+    ["bench", "sync"],
+    ["bench", "setup"],
+    ["bench", "overhead"],
+]
 
 
 def run(*arguments: str | Path, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -41,8 +41,15 @@ def _overhead(arguments: argparse.Namespace) -> list[Record]:
     return overhead.measure(arguments.device, arguments.calls)
 
 
+def _completion(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import completion
+
+    return completion.measure(arguments.device, arguments.seconds)
+
+
 BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "sync": _sync,
     "setup": _setup,
     "overhead": _overhead,
+    "completion": _completion,
 }
