@@ -161,13 +161,14 @@ def peer(machine: dict[str, Any]) -> PciDevice:
 @pytest.fixture
 def open_ssd(machine: dict[str, Any], controllers: dict[str, Controller]) -> Iterator[Callable[..., Any]]:
     """Opens a controller by its name, from vfio-pci: `open_ssd("two", "type1", ns=2, queues=1)`. Without a way, as a
-    user would. What it opened is closed at the end of the test."""
+    user would, who has to say so where there is no IOMMU. What it opened is closed at the end of the test."""
     import ugds
 
     with ExitStack() as stack:
 
         def open_one(name: str, way: str = "", ns: int = 0, **options: Any) -> ugds.Device:
             give_to_vfio(machine, controllers[name])
+            way = way or ("" if machine["iommu"] else "none")
             query = "&".join([f"iommu={way}"] * bool(way) + [f"ns={ns}"] * bool(ns))
             uri = f"{controllers[name].uri}?{query}" if query else controllers[name].uri
             return stack.enter_context(ugds.open(uri, **options))

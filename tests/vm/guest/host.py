@@ -59,7 +59,7 @@ class Host:
     def throttle(self, drive: str, bytes_a_second: int) -> None:
         """Makes a drive that slow from now on; 0 is as fast as it can be. Only a reset of the controller lets go of
         commands that wait."""
-        self.qmp("qom-set", path=f"/objects/limit_{drive}", property="x-bps-total", value=bytes_a_second)
+        self.qmp("qom-set", path=f"/objects/limit_{drive}", property="limits", value={"bps-total": bytes_a_second})
 
     def read_image(self, drive: str, offset: int, size: int) -> bytes:
         """Bytes of a disk image, read on the host."""
