@@ -7,9 +7,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -87,11 +88,14 @@ def both_ways(ssd: ugds.Device, buffer: ugds.Registration, host: Host, drive: st
 @pytest.mark.parametrize("mapped", [resource_of, region_of])
 @pytest.mark.parametrize("name", NEAR)
 def test_a_bar_that_is_mapped_here_is_reached_by_type1(
-    open_ssd: Open, host: Host, peer: PciDevice, name: str, mapped: Callable[[PciDevice], Iterator[mmap.mmap]]
+    open_ssd: Open,
+    host: Host,
+    peer: PciDevice,
+    name: str,
+    mapped: Callable[[PciDevice], AbstractContextManager[mmap.mmap]],
 ) -> None:
-    with mapped(peer) as memory, open_ssd(name, "type1") as ssd:  # type: ignore[attr-defined]
-        with ugds.register(memory) as buffer:
-            both_ways(ssd, buffer, host, f"{name}1")
+    with mapped(peer) as memory, open_ssd(name, "type1") as ssd, ugds.register(memory) as buffer:
+        both_ways(ssd, buffer, host, f"{name}1")
 
 
 @pytest.mark.parametrize("name", ["peered", "coarse"])
@@ -104,8 +108,6 @@ def test_a_bar_that_is_a_dma_buf_is_reached_by_iommufd(open_ssd: Open, host: Hos
 
 @pytest.mark.boot("iommufd")
 def test_large_transfers_and_many_threads_reach_a_dma_buf(open_ssd: Open, host: Host, peer: PciDevice) -> None:
-    import threading
-
     data = noise(32 * MIB, 1)
     host.write_image("peered1", 0, data)
     with exported(peer) as (_, fd), open_ssd("peered", "iommufd", queues=4, interrupts=True) as ssd:

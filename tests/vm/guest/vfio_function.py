@@ -36,9 +36,7 @@ class VfioFunction:
             self._others += [group, container]
             fcntl.ioctl(group, _SET_CONTAINER, struct.pack("i", container))
             fcntl.ioctl(container, _SET_IOMMU, _TYPE1V2)
-            self.fd = fcntl.ioctl(group, _GET_DEVICE_FD, device.address.encode() + b"\0" * 16)
-            if not isinstance(self.fd, int):
-                raise AssertionError("no device descriptor")
+            self.fd = fcntl.ioctl(group, _GET_DEVICE_FD, bytearray(device.address.encode() + b"\0"))
         self._answer_to_memory()
 
     def region(self, index: int) -> tuple[int, int]:
