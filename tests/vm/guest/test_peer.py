@@ -10,7 +10,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager as Context
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_a_bar_that_is_mapped_here_is_reached_by_type1(
     host: Host,
     peer: PciDevice,
     name: str,
-    mapped: Callable[[PciDevice], AbstractContextManager[mmap.mmap]],
+    mapped: Callable[[PciDevice], Context[mmap.mmap]],
 ) -> None:
     with mapped(peer) as memory, open_ssd(name, "type1") as ssd, ugds.register(memory) as buffer:
         both_ways(ssd, buffer, host, f"{name}1")
@@ -110,20 +111,23 @@ def test_a_bar_that_is_a_dma_buf_is_reached_by_iommufd(open_ssd: Open, host: Hos
 def test_large_transfers_and_many_threads_reach_a_dma_buf(open_ssd: Open, host: Host, peer: PciDevice) -> None:
     data = noise(32 * MIB, 1)
     host.write_image("peered1", 0, data)
-    with exported(peer) as (_, fd), open_ssd("peered", "iommufd", queues=4, interrupts=True) as ssd:
-        with ugds.register_dmabuf(fd, SIZE) as buffer:
-            assert ssd.read(buffer, 0, 32 * MIB, 16 * MIB) == 32 * MIB
-            assert host.read_peer(16 * MIB, 32 * MIB) == data
+    with (
+        exported(peer) as (_, fd),
+        open_ssd("peered", "iommufd", queues=4, interrupts=True) as ssd,
+        ugds.register_dmabuf(fd, SIZE) as buffer,
+    ):
+        assert ssd.read(buffer, 0, 32 * MIB, 16 * MIB) == 32 * MIB
+        assert host.read_peer(16 * MIB, 32 * MIB) == data
 
-            def work(number: int) -> None:
-                for step in range(8):
-                    ssd.read(buffer, (number * 8 + step) * 64 * KIB, 64 * KIB, (step * 4 + number) * 64 * KIB)
+        def work(number: int) -> None:
+            for step in range(8):
+                ssd.read(buffer, (number * 8 + step) * 64 * KIB, 64 * KIB, (step * 4 + number) * 64 * KIB)
 
-            threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     for number in range(4):
         for step in range(8):
             at = (number * 8 + step) * 64 * KIB
@@ -135,12 +139,15 @@ def test_large_transfers_and_many_threads_reach_a_dma_buf(open_ssd: Open, host: 
 def test_a_part_of_a_dma_buf_is_a_buffer_of_its_own(
     open_ssd: Open, host: Host, peer: PciDevice, start: int, length: int
 ) -> None:
-    with exported(peer) as (_, fd), open_ssd("peered", "iommufd") as ssd:
-        with ugds.register_dmabuf(fd, length, start) as buffer:
-            both_ways(ssd, buffer, host, "peered1", start)
-            with pytest.raises(ugds.Error) as beyond:
-                ssd.read(buffer, 0, 8 * KIB, length - 4 * KIB)
-            assert beyond.value.errno in (errno.EINVAL, errno.ERANGE)
+    with (
+        exported(peer) as (_, fd),
+        open_ssd("peered", "iommufd") as ssd,
+        ugds.register_dmabuf(fd, length, start) as buffer,
+    ):
+        both_ways(ssd, buffer, host, "peered1", start)
+        with pytest.raises(ugds.Error) as beyond:
+            ssd.read(buffer, 0, 8 * KIB, length - 4 * KIB)
+        assert beyond.value.errno in (errno.EINVAL, errno.ERANGE)
 
 
 @pytest.mark.boot("iommufd")
@@ -185,18 +192,21 @@ def test_closing_the_registration_lets_go_of_the_dma_buf(open_ssd: Open, peer: P
 @pytest.mark.provokes("DMAR")
 @pytest.mark.boot("iommufd")
 def test_nothing_reaches_memory_that_its_exporter_took_back(open_ssd: Open, host: Host, peer: PciDevice) -> None:
-    with exported(peer) as (function, fd), open_ssd("peered", "iommufd") as ssd:
-        with ugds.register_dmabuf(fd, SIZE) as buffer:
-            ssd.read(buffer, 0, MIB)
-            function.reset()
-            host.write_peer(0, b"\xdd" * MIB)
-            # QEMU's controller says that it did it. The IOMMU says that it did not.
-            try:
-                ssd.read(buffer, 0, 4096, 0)
-            except ugds.Error as error:
-                assert error.errno == errno.EIO
-            assert host.read_peer(0, MIB) == b"\xdd" * MIB
-            time.sleep(0.2)
+    with (
+        exported(peer) as (function, fd),
+        open_ssd("peered", "iommufd") as ssd,
+        ugds.register_dmabuf(fd, SIZE) as buffer,
+    ):
+        ssd.read(buffer, 0, MIB)
+        function.reset()
+        host.write_peer(0, b"\xdd" * MIB)
+        # QEMU's controller says that it did it. The IOMMU says that it did not.
+        try:
+            ssd.read(buffer, 0, 4096, 0)
+        except ugds.Error as error:
+            assert error.errno == errno.EIO
+        assert host.read_peer(0, MIB) == b"\xdd" * MIB
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("way", [pytest.param("type1", marks=pytest.mark.boot("iommufd", "debian"))])
@@ -233,11 +243,14 @@ def test_peer_memory_has_no_address_here(open_ssd: Open, peer: PciDevice) -> Non
 @pytest.mark.boot("iommufd")
 def test_memory_that_may_only_be_read_is_never_written(open_ssd: Open, host: Host, peer: PciDevice) -> None:
     host.write_peer(0, b"\xdd" * MIB)
-    with exported(peer) as (_, fd), open_ssd("peered", "iommufd") as ssd:
-        with ugds.register_dmabuf(fd, MIB, readonly=True) as buffer:
-            assert buffer.readonly
-            assert ssd.write(buffer, 32 * MIB) == MIB
-            assert host.read_image("peered1", 32 * MIB, MIB) == b"\xdd" * MIB
-            with pytest.raises(ugds.Error):
-                ssd.read(buffer, 0)
-            assert host.read_peer(0, MIB) == b"\xdd" * MIB
+    with (
+        exported(peer) as (_, fd),
+        open_ssd("peered", "iommufd") as ssd,
+        ugds.register_dmabuf(fd, MIB, readonly=True) as buffer,
+    ):
+        assert buffer.readonly
+        assert ssd.write(buffer, 32 * MIB) == MIB
+        assert host.read_image("peered1", 32 * MIB, MIB) == b"\xdd" * MIB
+        with pytest.raises(ugds.Error):
+            ssd.read(buffer, 0)
+        assert host.read_peer(0, MIB) == b"\xdd" * MIB
