@@ -139,12 +139,14 @@ def kernel_disks(controller: Controller) -> Iterator[list[Path]]:
     """The block devices that the kernel's own NVMe driver makes of a controller, by namespace; unbound at the end."""
     controller.bind("nvme")
     try:
-        yield [_disk(controller, namespace.nsid) for namespace in controller.namespaces]
+        yield [disk_of(controller, namespace.nsid) for namespace in controller.namespaces]
     finally:
         controller.unbind()
 
 
-def _disk(controller: Controller, nsid: int) -> Path:
+def disk_of(controller: Controller, nsid: int = 1) -> Path:
+    """The block device of a namespace, once the kernel's driver has made it."""
+
     def look() -> Path | None:
         for disk in Path("/sys/block").glob("nvme*n*"):
             nsid_file = disk / "nsid"
