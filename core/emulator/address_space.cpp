@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -76,12 +77,32 @@ std::uint64_t AddressSpace::add(void* address, std::uint64_t length, bool writab
     table_.commit(committed_ * sizeof(std::uint64_t), to * sizeof(std::uint64_t));
     committed_ = to;
   }
-  ranges_.emplace(iova, Range{length, writable});
+  ranges_.emplace(iova, Range{length, writable, static_cast<std::byte*>(address)});
   for (std::uint64_t page = first; page < end; ++page)
     table()[page] = (start + (page - first) * kPage) | kPresent | (writable ? kWritable : 0);
   next_ = iova + length + kGuard;
   mapped_bytes_ += length;
   return iova;
+}
+
+bool AddressSpace::add_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable) {
+  const auto next = ranges_.lower_bound(iova);
+  if (next != ranges_.end() && next->first < iova + length) return false;
+  if (next != ranges_.begin() && std::prev(next)->first + std::prev(next)->second.length > iova) return false;
+  ranges_.emplace_hint(next, iova, Range{length, writable, static_cast<std::byte*>(address)});
+  mapped_bytes_ += length;
+  return true;
+}
+
+bool AddressSpace::find_chosen(std::uint64_t iova) const {
+  if (iova >= kFirst) return false;
+  auto found = ranges_.upper_bound(iova);
+  if (found == ranges_.begin()) return false;
+  --found;
+  if (iova - found->first >= found->second.length) return false;
+  last_iova_ = found->first;
+  last_ = found->second;
+  return true;
 }
 
 const AddressSpace::Range* AddressSpace::find(std::uint64_t iova) const {
@@ -92,6 +113,12 @@ const AddressSpace::Range* AddressSpace::find(std::uint64_t iova) const {
 void AddressSpace::remove(std::uint64_t iova) noexcept {
   const auto found = ranges_.find(iova);
   if (found == ranges_.end()) return;
+  if (iova < kFirst) {
+    last_ = {0, false, nullptr};
+    mapped_bytes_ -= found->second.length;
+    ranges_.erase(found);
+    return;
+  }
   const std::uint64_t first = (iova - kFirst) / kPage, end = first + found->second.length / kPage;
   std::memset(table() + first, 0, (end - first) * sizeof(std::uint64_t));
   // IOVAs do not come back, so whatever page of the table has become empty is given back for good.

@@ -5,6 +5,9 @@
 // IOVAs are handed out upwards from 2^48, which no pointer of a process reaches (x86-64: 2^47, AArch64: 2^48), and
 // never again, so that a stale address can neither hit later memory nor work by being a pointer. There are 8 TiB of
 // them. Translation is one load a page from a flat table that is committed as the addresses are handed out.
+//
+// Below 2^48 the host chooses, where its memory is another process's (`add_at`). Those ranges may be few and huge, or
+// anywhere, so they are searched for, and the last one that was hit is tried first.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +35,7 @@ class AddressSpace {
   struct Range {
     std::uint64_t length;
     bool writable;
+    std::byte* memory;
   };
 
   AddressSpace();
@@ -41,6 +45,8 @@ class AddressSpace {
 
   /// Throws Failure(ENOSPC) when all IOVAs were handed out.
   std::uint64_t add(void* address, std::uint64_t length, bool writable);
+  /// Maps at `iova`. False where a range is there already. The caller keeps within [0, kFirst) and to whole pages.
+  bool add_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable);
   /// nullptr where `iova` is not the first of a range.
   const Range* find(std::uint64_t iova) const;
   void remove(std::uint64_t iova) noexcept;
@@ -83,8 +89,15 @@ class AddressSpace {
 
   std::uint64_t entry_of(std::uint64_t iova) const {
     const std::uint64_t page = (iova - kFirst) / kPage;  // wraps to a huge number below kFirst
-    return page < committed_ ? table()[page] : 0;
+    return page < committed_ ? table()[page] : chosen_entry(iova);
   }
+  /// The entry of an address that the host chose.
+  std::uint64_t chosen_entry(std::uint64_t iova) const {
+    if (iova - last_iova_ >= last_.length && !find_chosen(iova)) return 0;
+    const std::uint64_t page = reinterpret_cast<std::uintptr_t>(last_.memory) + ((iova - last_iova_) & ~(kPage - 1));
+    return page | kPresent | (last_.writable ? kWritable : 0);
+  }
+  bool find_chosen(std::uint64_t iova) const;
   static Access permit(std::uint64_t entry, std::uint64_t iova, bool write) {
     if (entry == 0) return {Access::Kind::unmapped, iova};
     if (write && (entry & kWritable) == 0) return {Access::Kind::read_only, iova};
@@ -100,6 +113,8 @@ class AddressSpace {
   std::uint64_t next_ = kFirst;
   std::uint64_t mapped_bytes_ = 0;
   std::map<std::uint64_t, Range> ranges_;
+  mutable std::uint64_t last_iova_ = 0;
+  mutable Range last_{0, false, nullptr};  // by value: nothing of it is there once it was removed
 };
 
 }  // namespace ugds::emulator

@@ -32,10 +32,12 @@ std::uint64_t capabilities(const Options& o) {
       .raw;
 }
 
-/// A thread that no signal of the process is delivered to.
+/// A thread that no signal of the process is delivered to. A SIGBUS is its own: what it reaches may be a file that
+/// somebody has cut, and who shares that memory with it may have a handler.
 std::thread quiet_thread(Controller::Impl& impl) {
   sigset_t all, before;
   sigfillset(&all);
+  sigdelset(&all, SIGBUS);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     std::thread thread([&impl] { impl.run(); });
@@ -169,6 +171,24 @@ void Controller::set_interrupt(std::uint16_t vector, int eventfd) {
   impl_->set_interrupt(vector, eventfd);
 }
 
+int Controller::share_doorbells() {
+  Reservation fresh = Reservation::shared(impl_->doorbells.bytes(), nvme::kDoorbellBase);
+  const int descriptor = fresh.descriptor();
+  {
+    HostGuard guard(*impl_);
+    impl_->drop_everything();
+    std::swap(impl_->doorbells, fresh);
+    for (std::uint32_t i = 0; i < 2; ++i)
+      impl_->admin_words[i] = reinterpret_cast<std::uint32_t*>(impl_->doorbells.data() + i * impl_->stride());
+    impl_->return_to_initial_state(true);
+    impl_->removed.store(false, std::memory_order_release);
+  }
+  impl_->wake();
+  return descriptor;
+}
+
+std::uint64_t Controller::doorbell_bytes() const { return impl_->doorbells.bytes(); }
+
 bool Controller::function_reset() {
   {
     HostGuard guard(*impl_);
@@ -195,6 +215,16 @@ std::uint64_t Controller::map(void* address, std::uint64_t length, bool writable
   AddressSpace::require_memory(address, length, writable);
   HostGuard guard(*impl_);
   return impl_->memory.add(address, length, writable);
+}
+
+void Controller::map_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable) {
+  if (length == 0 || !is_aligned(iova | reinterpret_cast<std::uintptr_t>(address) | length, AddressSpace::kPage))
+    fail(EINVAL, "map", "the IOVA, the address and the length must be multiples of 4096, and the length not 0");
+  if (length > AddressSpace::kFirst || iova > AddressSpace::kFirst - length)
+    fail(EINVAL, "map", "the IOVAs reach beyond 2^48");
+  HostGuard guard(*impl_);
+  if (!impl_->memory.add_at(iova, address, length, writable))
+    fail(EEXIST, "map", "something is mapped at these IOVAs", "unmap it first");
 }
 
 void Controller::unmap(std::uint64_t iova) noexcept {

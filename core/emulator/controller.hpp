@@ -21,6 +21,10 @@ namespace ugds::emulator {
 
 class Subsystem;
 
+/// What the controller is on a PCI bus, and in Identify: the numbers of QEMU's software controller, by which drivers
+/// know that this one is made of software too.
+inline constexpr std::uint16_t kPciVendor = 0x1b36, kPciDevice = 0x0010;
+
 /// Something that no correct driver does. `what` names the rule, with the numbers.
 struct Violation {
   std::string rule;  ///< a stable word, such as "unmapped-access"
@@ -93,10 +97,18 @@ class Controller {
   std::uint32_t* doorbell(std::uint32_t offset);
 
   /// Where the interrupts of a vector go: 1 is written to `eventfd` when entries were posted to a completion queue that
-  /// uses it, once a turn and after they are visible. -1: nowhere. The caller keeps the descriptor open, and it must
-  /// not block; once another was set, it is not used any more. Stays over resets. Thread-safe. Throws Failure(EINVAL)
-  /// for a vector that is not there.
+  /// uses it, once a turn and after they are visible. -1: nowhere. The caller keeps the descriptor open; once another
+  /// was set, it is not used any more. What would block is dropped. Stays over resets. Thread-safe. Throws
+  /// Failure(EINVAL) for a vector that is not there.
   void set_interrupt(std::uint16_t vector, int eventfd);
+
+  /// Puts the doorbells, the admin queue's too, into new memory that another process may map, by the descriptor that is
+  /// returned: doorbell by doorbell as in the registers, from byte 0x1000 on. The descriptor is the controller's, until
+  /// the next call. Whoever has the memory of an earlier call rings nothing any more. Resets the function, as `plug`
+  /// does. No other thread may access a register meanwhile. Throws Failure(ENOMEM).
+  int share_doorbells();
+  /// Bytes that the doorbells take from register 0x1000 on.
+  std::uint64_t doorbell_bytes() const;
 
   /// The function-level reset of the bus: everything stops at once, registers take their initial values. True: it has
   /// stopped and no DMA follows.
@@ -113,6 +125,9 @@ class Controller {
   /// to the address modulo 64 KiB, never reused and never equal to a pointer. Throws Failure(EFAULT) if the memory is
   /// not there, or not writable though `writable`.
   std::uint64_t map(void* address, std::uint64_t length, bool writable);
+  /// Maps at an IOVA of the caller's choice, for a host in another process: `iova`, `address` and `length` are
+  /// multiples of 4096, below 2^48. Nothing is touched. Throws Failure: EINVAL, EEXIST where something is mapped.
+  void map_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable);
   /// Unmaps exactly what one `map` returned. A range that a queued or executing command could still touch is a
   /// violation, and so is anything that was not mapped.
   void unmap(std::uint64_t iova) noexcept;

@@ -39,8 +39,8 @@ bool Controller::Impl::is_shadowed(std::uint32_t offset) const {
 void Controller::Impl::write_doorbell(std::uint32_t offset, std::uint64_t value, std::uint32_t width) {
   const std::uint32_t relative = offset - nvme::kDoorbellBase;
   std::uint32_t* word = doorbell_word(offset);
-  if (relative == 0) word = &admin_doorbells[0];
-  if (relative == stride()) word = &admin_doorbells[1];
+  if (relative == 0) word = admin_words[0];
+  if (relative == stride()) word = admin_words[1];
   if (word == nullptr || width != 4) return bad_access("write", offset, width);
   if (!nvme::ControllerStatus{csts.load(std::memory_order_acquire)}.ready()) {
     violations.add("queue-while-disabled", "doorbell 0x%x was written while CSTS.RDY was 0", offset);
@@ -81,7 +81,7 @@ void Controller::Impl::zero_doorbell(std::uint32_t offset) noexcept {
 }
 
 void Controller::Impl::zero_doorbells() noexcept {
-  for (std::uint32_t& word : admin_doorbells) store(&word, 0, std::memory_order_relaxed);
+  for (std::uint32_t* word : admin_words) store(word, 0, std::memory_order_relaxed);
   // Reading leaves pages that were never rung unallocated.
   for (std::uint64_t at = 0; at + 4 <= doorbells.bytes(); at += stride()) {
     auto* word = reinterpret_cast<std::uint32_t*>(doorbells.data() + at);
@@ -163,8 +163,9 @@ bool Controller::Impl::doorbells_changed() const {
 
 bool Controller::Impl::hears_every_doorbell() const {
   if (options.trapped) return true;
+  const bool admin_is_shared = admin_words[0] != &admin_doorbells[0];
   for (const std::uint16_t id : submission_ids)
-    if (id != 0 && submission[id]->doorbell.event == nullptr) return false;
+    if ((id != 0 || admin_is_shared) && submission[id]->doorbell.event == nullptr) return false;
   for (const std::uint16_t id : completion_ids)
     if (id != 0 && !completion[id]->held.empty() && completion[id]->doorbell.event == nullptr) return false;
   return true;

@@ -27,6 +27,7 @@ Page page_of(const Structure& structure) {
 
 nvme::IdentifyController describe_controller(const Options& o, const Subsystem& subsystem, std::uint16_t identifier) {
   nvme::IdentifyController c{};
+  c.vid = c.ssvid = kPciVendor;
   nvme::set_text(c.serial, o.serial);
   nvme::set_text(c.model, o.model);
   nvme::set_text(c.firmware, o.firmware);

@@ -175,6 +175,7 @@ struct Controller::Impl {
 
   Reservation doorbells;
   std::uint32_t admin_doorbells[2] = {0, 0};
+  std::uint32_t* admin_words[2] = {&admin_doorbells[0], &admin_doorbells[1]};  ///< those, or shared memory's
   bool doorbells_were_lost = false;  ///< the host may have rung a device that was gone: no mistake of its own
   std::uint64_t shadow_iova = 0, event_iova = 0;
   std::byte* shadow = nullptr;  ///< a page of CC.MPS each
@@ -185,6 +186,7 @@ struct Controller::Impl {
   std::vector<std::uint16_t> submission_ids, completion_ids;  ///< those that exist
   struct Vector {
     int eventfd = -1;
+    bool may_block = false;
     bool raised = false;
   };
   std::vector<Vector> vectors;

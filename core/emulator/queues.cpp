@@ -155,14 +155,14 @@ void Controller::Impl::create_admin_queues() {
   cq->ring.page_size = page_size;
   cq->submission_queues = 1;
   cq->interrupts = !vectors.empty();  // by vector 0, without being asked
-  cq->doorbell.word = &admin_doorbells[1];
+  cq->doorbell.word = admin_words[1];
   auto sq = std::make_unique<SubmissionQueue>();
   sq->depth = sizes.submission_entries();
   sq->ring.base = asq.load(std::memory_order_relaxed);
   sq->ring.page_size = page_size;
-  sq->doorbell.word = &admin_doorbells[0];
+  sq->doorbell.word = admin_words[0];
   sq->in_flight.resize(kBitmapWords);
-  for (std::uint32_t& word : admin_doorbells) std::atomic_ref<std::uint32_t>(word).store(0, std::memory_order_relaxed);
+  for (std::uint32_t* word : admin_words) std::atomic_ref<std::uint32_t>(*word).store(0, std::memory_order_relaxed);
   completion[0] = std::move(cq);
   submission[0] = std::move(sq);
   completion_ids.assign(1, 0);

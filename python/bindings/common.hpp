@@ -15,6 +15,7 @@
 #include "engine/table.hpp"
 #include "memory/host.hpp"
 #include "memory/registry.hpp"
+#include "serve/server.hpp"
 
 namespace ugds::python {
 
@@ -53,6 +54,11 @@ auto without_lock(Body&& body) {
 
 /// An int, or text such as "64MiB". Raises TypeError for other types, ugds.Error for what is negative or too large.
 std::uint64_t size_argument(nb::handle value, const char* name, const char* operation);
+
+/// `ugds.testing.Emulator` of the controller that is served.
+nb::object emulator_of(const std::shared_ptr<serve::Server>& server);
+/// Stops every server that is left when the interpreter ends.
+void stop_servers() noexcept;
 
 /// Ends long waits on Ctrl-C. After a wait, call `check`.
 engine::Interrupt python_interrupt();
@@ -113,5 +119,6 @@ View view_of(nb::handle buffer, const char* operation);
 void define_registration(nb::module_& m);
 void define_device(nb::module_& m);
 void define_testing(nb::module_& m);
+void define_serve(nb::module_& m);
 
 }  // namespace ugds::python

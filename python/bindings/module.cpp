@@ -21,6 +21,7 @@ std::string library_path() {
 
 /// Devices that are open when the interpreter ends are closed while everything they need is still there.
 void close_all() {
+  ugds::python::stop_servers();
   auto& table = ugds::engine::Table::instance();
   while (const auto id = table.nth(0)) table.abandon(id);
 }
@@ -35,6 +36,7 @@ NB_MODULE(_core, m) {
   define_registration(m);
   define_device(m);
   define_testing(m);
+  define_serve(m);
   m.def("version", &version);
   m.def("library_path", &library_path);
   m.def("close_all", [] { ugds::python::without_lock([] { close_all(); }); });

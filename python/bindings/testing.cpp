@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "base/steps.hpp"
@@ -22,14 +23,22 @@ using emulator::Controller;
 using emulator::Fault;
 using engine::Table;
 
+/// Of a device that is open here, or of one that is served.
 struct PyEmulator {
   engine::HandleId id = 0;
+  std::weak_ptr<serve::Server> server;
+  bool served = false;
 };
 
 /// Runs `body` on the controller, without the interpreter lock.
 template <class Body>
 auto on(const PyEmulator& self, Body&& body) {
   return without_lock([&] {
+    if (self.served) {
+      const std::shared_ptr<serve::Server> server = self.server.lock();
+      if (server == nullptr) fail(EBADF, "emulator", "the server is closed");
+      return body(server->controller());
+    }
     const Table::Use handle(Table::instance(), self.id);
     if (!handle) {
       Table::instance().explain_stale(self.id, "emulator");
@@ -86,6 +95,8 @@ nb::dict counters(const PyEmulator& self) {
 }
 
 }  // namespace
+
+nb::object emulator_of(const std::shared_ptr<serve::Server>& server) { return nb::cast(PyEmulator{0, server, true}); }
 
 void define_testing(nb::module_& m) {
   nb::class_<PyEmulator>(m, "Emulator", nb::is_final(), "The emulated controller behind a device (see `ugds.testing`).")
@@ -188,7 +199,7 @@ void define_testing(nb::module_& m) {
         if (dynamic_cast<device::EmulatedDevice*>(&handle->device()) == nullptr) {
           raise_new(EOPNOTSUPP, "emulator", device.uri + " is not an emulated device", "open emulated:SIZE");
         }
-        return PyEmulator{device.id};
+        return PyEmulator{device.id, {}, false};
       },
       nb::arg("device"));
   m.def("forget_subsystem", &emulator::forget_subsystem, nb::arg("name"));

@@ -24,6 +24,9 @@ bytes between the device, from byte `offset`, and the registered buffer, from it
 be called from any number of threads. `flush()` makes what was written durable; `discard(offset, size)` gives blocks
 back.
 
+`serve(uri, socket, *, mode=0o600)` lets other processes drive an emulated device, through a UNIX socket and by the
+vfio-user protocol, until the `Server` that it gives is closed.
+
 Sizes and offsets are in bytes: an int, or a text such as "64MiB" (see `ugds.sizes`). What fails raises `ugds.Error`,
 an `OSError` with `operation`, `device`, `offset`, `length`, `completed` (the prefix, in bytes, that is right),
 `status` (NVMe status, or None), `status_text`, `cause` and `hint`.
@@ -37,7 +40,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ugds import _device, sizes
-from ugds._core import Device, Error, Registration, empty, open, register, register_dmabuf, version
+from ugds._core import (
+    Device,
+    Error,
+    Registration,
+    Server,
+    empty,
+    open,
+    register,
+    register_dmabuf,
+    serve,
+    version,
+)
 from ugds._device import DeviceInfo, Stats
 
 if TYPE_CHECKING:
@@ -68,6 +82,7 @@ __all__ = [
     "DeviceInfo",
     "Error",
     "Registration",
+    "Server",
     "Stats",
     "devices",
     "empty",
@@ -75,6 +90,7 @@ __all__ = [
     "open",
     "register",
     "register_dmabuf",
+    "serve",
     "sizes",
     "version",
 ]

@@ -86,6 +86,18 @@ def bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def octal(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or set(text) - set("01234567") or int(text, 8) > 0o777:
+        raise argparse.ArgumentTypeError(f'"{text}" is not an octal mode up to 777, such as 600')
+    return int(text, 8)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    from ugds import _serve
+
+    return _serve.run(arguments.uri, arguments.socket, arguments.mode, arguments.json)
+
+
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
@@ -217,6 +229,23 @@ def parser() -> argparse.ArgumentParser:
     _json_option(shown)
 
     host_commands.add_commands(functools.partial(_command, commands))
+    served = _command(
+        commands,
+        "serve",
+        serve,
+        "let other processes drive an emulated device, by the vfio-user protocol",
+        "examples:\n"
+        "  ugds serve emulated:1GiB --socket /run/user/1000/ssd.sock\n"
+        "  ugds serve 'emulated:/path/to/image?size=1GiB' --socket /run/user/1000/ssd/\n\n"
+        "One client at a time. When one ends, however it ends, the controller is reset and the next one may come; the\n"
+        "data stays. Ctrl-C and SIGTERM end the server. docs/serve.md says what clients find.",
+    )
+    served.add_argument("uri", metavar="URI", help="an emulated device")
+    served.add_argument(
+        "--socket", metavar="PATH", required=True, help="where clients connect; cntrl in it, if a folder"
+    )
+    served.add_argument("--mode", type=octal, default=0o600, metavar="OCTAL", help="who may connect (600: only you)")
+    _json_option(served)
 
     benches = commands.add_parser(
         "bench",

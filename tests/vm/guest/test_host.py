@@ -161,13 +161,24 @@ def test_a_loop_device_on_the_disk_refuses(coarse: Controller) -> None:
         run("losetup", "-d", loop)
 
 
+OPEN = """
+import os, sys
+fd = os.open(sys.argv[1], int(sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_EXCL])
 def test_a_disk_that_a_process_has_open_refuses(coarse: Controller, flags: int) -> None:
-    fd = os.open(disk_of(coarse), flags)
-    try:
-        refused(coarse, "open" if flags == os.O_RDONLY else "use", force=True)
-    finally:
-        os.close(fd)
+    with support.child(OPEN, str(disk_of(coarse)), str(flags)) as opener, ExitStack() as ending:
+        ending.callback(opener.kill)
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == "ready\n"
+        refused(coarse, f"process {opener.pid}", force=True)
+        ending.close()
+        opener.wait(30)
+    assert ugds.host.bind(coarse.address).after == "vfio-pci"
 
 
 HOLD = """
