@@ -99,7 +99,7 @@ BOOTS = (
     Boot(
         "selftest",
         "the suite itself: that it tells a failure, a kernel that complains, and a guest that hangs",
-        "iommufd",
+        "any",
         memory=512 * MIB,
         patience=15.0,
         expected={

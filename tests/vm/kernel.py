@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel a boot runs. Flavours "iommufd" and "debug" are files bzImage-*iommufd and bzImage-*debug in the folder
-`$UGDS_VM_KERNELS`, or in shared/vm beside the checkout; "debian" is the distribution's stock kernel, fetched by apt."""
+`$UGDS_VM_KERNELS`, or in shared/vm beside the checkout; "debian" is the distribution's stock kernel, fetched by apt;
+"any" is iommufd, or else debian."""
 
 from __future__ import annotations
 
@@ -42,6 +43,11 @@ def find(flavour: str, root: Path, cache: Path) -> Kernel:
     """The kernel of that flavour. Raises Unavailable with the reason."""
     if flavour == "debian":
         return debian(cache)
+    if flavour == "any":
+        try:
+            return find("iommufd", root, cache)
+        except Unavailable:
+            return debian(cache)
     where = folder(root)
     images = sorted(where.glob(f"bzImage-*{flavour}")) if where else []
     if not images:

@@ -156,8 +156,10 @@ def _boot(boot: Boot, chosen: Kernel, command: str, share: Path, private: Path, 
         qemu.ensure(), boot, chosen.image, first_root, share, private, private / "console", modules
     )
     with (private / "qemu.log").open("wb") as log:
+        # Whatever ends this process ends QEMU.
+        bound = [setpriv, "--pdeathsig", "KILL"] if (setpriv := qemu.which("setpriv")) else []
         process = subprocess.Popen(
-            [*line, *made.arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            [*bound, *line, *made.arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         try:
             _watch(process, boot, share, private, peer, outcome, start)

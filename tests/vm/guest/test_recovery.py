@@ -40,12 +40,40 @@ def test_a_hung_command_is_ended_by_a_reset_and_the_device_goes_on(
         assert ended.value.errno in (errno.ETIMEDOUT, errno.ECANCELED)
         assert ended.value.completed < 64 * KIB
         assert ended.value.hint
+        # From here on the buffer is the caller's: nothing may come late.
+        then = buffer.got()
         slow("two1", 0)
+        time.sleep(0.5)
+        assert buffer.got() == then
         buffer.put(bytes(64 * KIB))
         assert ssd.read(buffer.registration, 0, 64 * KIB, support.GUARD) == 64 * KIB
         assert buffer.got() == planted
         assert ssd.state == "ready"
         assert ssd.stats().in_flight == 0
+
+
+@pytest.mark.boot("iommufd")
+def test_a_registration_is_held_as_long_as_the_controller_holds_a_command_on_it(
+    open_ssd: Open, host: Host, slow: Slow
+) -> None:
+    host.write_image("two1", 0, b"\x42" * 64 * KIB)
+    with open_ssd("two") as ssd:
+        buffer = ugds.register(memory := bytearray(64 * KIB))
+        slow("two1", 32 * KIB)
+        ssd.read(buffer)  # what the throttle lets pass at once
+        memory[:] = bytes(64 * KIB)
+        reader = threading.Thread(target=ssd.read, args=(buffer,))
+        reader.start()
+        while ssd.stats().in_flight == 0:
+            time.sleep(0.01)
+        with pytest.raises(ugds.Error) as busy:
+            buffer.close()
+        assert busy.value.errno == errno.EBUSY
+        reader.join(60)
+        assert set(memory) == {0x42}
+        buffer.close()
+        memory[:] = bytes(64 * KIB)
+        assert set(memory) == {0}
 
 
 @pytest.mark.boot("iommufd")
