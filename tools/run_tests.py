@@ -219,6 +219,30 @@ def soak(minutes: float) -> Counts:
     return PASSED if status == 0 else FAILED
 
 
+def virtual_machines(options: list[str]) -> Counts:
+    try:
+        with workspace.alone():
+            workspace.ensure_package()
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    command = [sys.executable, str(ROOT / "tests" / "vm" / "run.py"), *options]
+    done = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    last = ""
+    for line in done.stdout or ():
+        if last:
+            show(last)
+        last = line
+    # The last line is the sum; this program prints one of its own.
+    summary = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped\n", last)
+    if summary is None:
+        show(last)
+    counts = Counts(*map(int, summary.groups())) if summary else FAILED
+    return counts + FAILED if done.wait() != 0 and counts.failed == 0 else counts
+
+
 def absent(name: str) -> Counts:
     show(f"  NOTHING WAS TESTED: there is no {name} suite yet.")
     return Counts(skipped=1)
@@ -227,7 +251,7 @@ def absent(name: str) -> Counts:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./test",
-        description="Builds uGDS and tests it. Without an option: checks, C++ tests, Python tests, sanitizers.",
+        description="Builds uGDS and tests it. Without an option: all but --soak, --faults, --gpu.",
         epilog='Every form ends with the line "N passed, N failed, N skipped"; the exit status is 0 if none failed.',
     )
     form = parser.add_mutually_exclusive_group()
@@ -237,7 +261,12 @@ def parse() -> argparse.Namespace:
     form.add_argument("--faults", action="store_true", help="the fault campaign")
     form.add_argument("--vm", action="store_true", help="in a virtual machine, with the kernel's own drivers")
     form.add_argument("--gpu", action="store_true", help="what needs a GPU")
-    return parser.parse_args()
+    parser.add_argument("-k", metavar="EXPRESSION", help="with --vm: only the tests of that name")
+    parser.add_argument("--boot", metavar="NAME", help="with --vm: only this virtual machine (tests/vm/boots.py)")
+    arguments = parser.parse_args()
+    if (arguments.k or arguments.boot) and not arguments.vm:
+        parser.error("-k and --boot go with --vm")
+    return arguments
 
 
 def main() -> int:
@@ -247,12 +276,16 @@ def main() -> int:
         stages = [("sanitizers", sanitizers)]
     elif arguments.soak is not None:
         stages = [("soak", lambda: soak(arguments.soak))]
-    elif name := next((n for n in ("faults", "vm", "gpu") if getattr(arguments, n)), None):
+    elif arguments.vm:
+        options = [f"{name}{value}" for name, value in (("-k=", arguments.k), ("--boot=", arguments.boot)) if value]
+        stages = [("virtual machines", lambda: virtual_machines(options))]
+    elif name := next((n for n in ("faults", "gpu") if getattr(arguments, n)), None):
         stages = [(name, lambda: absent(name))]
     else:
         stages = [("checks", checks), ("C++ tests", cxx), ("Python tests", lambda: python(arguments.quick))]
         if not arguments.quick:
             stages.append(("sanitizers", sanitizers))
+            stages.append(("virtual machines", lambda: virtual_machines([])))
 
     total = Counts()
     for title, stage in stages:
