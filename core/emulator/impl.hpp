@@ -138,7 +138,7 @@ struct Controller::Impl {
 
   // thread.cpp
   void run();
-  void sleep(std::uint64_t timeout_ns, bool belt);
+  void sleep(std::uint64_t timeout_ns, bool deaf, bool belt);
   void wake();
 
   // controller.cpp

@@ -52,12 +52,14 @@ void Controller::Impl::wake() {
   syscall(SYS_futex, &asleep, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
-void Controller::Impl::sleep(std::uint64_t timeout_ns, bool belt) {
+void Controller::Impl::sleep(std::uint64_t timeout_ns, bool deaf, bool belt) {
   {
     std::lock_guard guard(lock);
     asleep.store(1, std::memory_order_seq_cst);
     ask_to_be_rung();
-    if (doorbells_changed() || quit.load(std::memory_order_seq_cst)) {
+    // Queues that nobody rings aloud may have come since `deaf` was asked: by a register write, which has woken nobody.
+    const bool deafened = !deaf && !hears_every_doorbell();
+    if (deafened || doorbells_changed() || quit.load(std::memory_order_seq_cst)) {
       asleep.store(0, std::memory_order_seq_cst);
       return;
     }
@@ -115,7 +117,7 @@ void Controller::Impl::run() {
     std::uint64_t timeout = deaf ? nap : kBelt;
     if (far) timeout = std::min(timeout, left - kWakeEarly);
     if (late) timeout = std::min(timeout, kLateWrites);
-    sleep(timeout, timeout == kBelt);
+    sleep(timeout, deaf, timeout == kBelt);
     nap = now - idle_since > kLongIdle ? kLongNap : std::min(nap * 2, kLongestNap);
   }
 }

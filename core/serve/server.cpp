@@ -13,6 +13,7 @@
 #include <cstring>
 #include <exception>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 
@@ -20,9 +21,12 @@ namespace ugds::serve {
 
 namespace {
 
+const char* const kLeft = "the client left";
 constexpr std::size_t kMostEvents = 1024, kMostRefused = 8;
 /// Messages of the client that are answered before others have their turn.
 constexpr int kBurst = 64;
+/// How long one that says nothing keeps others out.
+constexpr std::uint64_t kSilence = 1'000'000'000;
 /// How long callers wait where there is no descriptor for them.
 constexpr int kFullMs = 100;
 
@@ -157,8 +161,9 @@ void Server::accept_one() {
   // One that has gone makes room, whatever it has sent before: that is served first.
   if (connection_ && hung_up(connection_->socket())) {
     while (connection_ && serve_message()) continue;
-    end("the client left");
+    end(kLeft);
   }
+  if (connection_ && !session_->negotiated() && monotonic_ns() - since_ > kSilence) end("it said nothing");
   if (!connection_) return begin(std::move(socket), process);
   if (refused_.size() == kMostRefused) refused_.pop_front();
   refused_.push_back({std::move(socket), process});
@@ -174,25 +179,30 @@ void Server::begin(Descriptor socket, pid_t process) {
   }
   process_ = process;
   last_words_ = false;
-  clients_.fetch_add(1, std::memory_order_relaxed);
+  since_ = monotonic_ns();
   connected_.store(true, std::memory_order_relaxed);
-  tell(Event::Kind::connected, process);
 }
 
 void Server::end(const std::string& reason) {
   if (!connection_) return;
+  const bool negotiated = session_->negotiated();
   session_.reset();
   // After the session: when the client sees that the connection has ended, nothing touches its memory any more.
   connection_.reset();
   connected_.store(false, std::memory_order_relaxed);
-  tell(Event::Kind::disconnected, process_, reason);
+  // One that came and went without a word only looked whether there is a server.
+  if (negotiated) {
+    tell(Event::Kind::disconnected, process_, reason);
+  } else if (reason != kLeft) {
+    tell(Event::Kind::refused, process_, reason);
+  }
 }
 
 void Server::serve_client(short ready) {
   if (connection_->sending()) {
     const Connection::Progress sent = connection_->flush();
     if (sent == Connection::Progress::closed || (sent == Connection::Progress::waiting && (ready & POLLOUT) == 0))
-      return end("the client left");
+      return end(kLeft);
     if (last_words_ && !connection_->sending()) return end(last_reason_);
     return;
   }
@@ -205,30 +215,38 @@ bool Server::serve_message() {
   const Connection::Progress received = connection_->receive();
   switch (received) {
     case Connection::Progress::waiting: return false;
-    case Connection::Progress::closed: end("the client left"); return false;
+    case Connection::Progress::closed: end(kLeft); return false;
     case Connection::Progress::malformed: end("a message without a sensible header"); return false;
     case Connection::Progress::too_large:
       connection_->reply_error(E2BIG);
       last_words_ = true;
       last_reason_ = "a message that is too large";
       break;
-    case Connection::Progress::message: try { connection_->reply(session_->handle(connection_->request()));
-      } catch (const Failure& failure) {
-        connection_->reply_error(failure.error().code);
-      } catch (const std::bad_alloc&) {
-        connection_->reply_error(ENOMEM);
-      }
-      last_words_ = !session_->negotiated();
-      last_reason_ = "no agreement on the protocol";
-      break;
+    case Connection::Progress::message: answer(); break;
   }
   if (connection_->flush() == Connection::Progress::closed) {
-    end("the client left");
+    end(kLeft);
     return false;
   }
   if (connection_->sending()) return false;
   if (last_words_) end(last_reason_);
   return !last_words_;
+}
+
+void Server::answer() {
+  const bool before = session_->negotiated();
+  try {
+    connection_->reply(session_->handle(connection_->request()));
+  } catch (const Failure& failure) {
+    connection_->reply_error(failure.error().code);
+  } catch (const std::bad_alloc&) {
+    connection_->reply_error(ENOMEM);
+  }
+  last_words_ = !session_->negotiated();
+  last_reason_ = "no agreement on the protocol";
+  if (before || last_words_) return;
+  clients_.fetch_add(1, std::memory_order_relaxed);
+  tell(Event::Kind::connected, process_);
 }
 
 /// Answers a caller's first message, whatever it is: the device is in use.

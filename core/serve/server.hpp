@@ -46,7 +46,7 @@ class Server {
   const std::string& path() const { return path_; }
   /// Thread-safe, as its functions are. What it maps and resets is the client's.
   emulator::Controller& controller() { return *controller_; }
-  /// Clients since the start, those that were refused not among them.
+  /// Clients since the start: those that the protocol was agreed on with.
   std::uint64_t clients() const { return clients_.load(std::memory_order_relaxed); }
   bool connected() const { return connected_.load(std::memory_order_relaxed); }
 
@@ -68,6 +68,7 @@ class Server {
   void end(const std::string& reason);
   void serve_client(short ready);
   bool serve_message();
+  void answer();
   void turn_away(Refused& caller);
   void tell(Event::Kind kind, pid_t process, const std::string& reason = "");
 
@@ -82,6 +83,7 @@ class Server {
   std::unique_ptr<Connection> connection_;
   std::unique_ptr<Session> session_;
   pid_t process_ = 0;
+  std::uint64_t since_ = 0;  ///< when it came
   bool last_words_ = false;  ///< the connection ends when the reply is sent
   std::string last_reason_;
   std::deque<Refused> refused_;

@@ -201,3 +201,29 @@ TEST_CASE("interrupts: another process's counter that would block is passed over
   close(ends[0]);
   close(ends[1]);
 }
+
+TEST_CASE("share_doorbells: a controller that was about to sleep when it was enabled looks at them in time") {
+  Host h("1MiB?idle=0");
+  std::atomic<bool> stop{false};
+  // The controller's thread lets others have the lock before it goes to sleep, which is when it happens.
+  std::thread others([&] {
+    while (!stop.load()) static_cast<void>(h.c.counters());
+  });
+  int late = 0;
+  for (int i = 0; i < 300; ++i) {
+    const Mapped words(h.c, h.c.share_doorbells());
+    h.bring_up();
+    std::this_thread::sleep_for(std::chrono::microseconds(i % 20 * 10));
+    h.place(0, nvme::get_features(nvme::Feature::number_of_queues), 1);
+    const std::uint64_t start = monotonic_ns();
+    words.store(nvme::submission_doorbell(0, h.stride), h.queues[0].tail);
+    while (!h.poll(0, false)) std::this_thread::yield();
+    late += monotonic_ns() - start > 90'000'000;
+    h.queues[0].rung_tail = h.queues[0].tail;
+    h.disable();
+  }
+  stop.store(true);
+  others.join();
+  CHECK(late <= 2);
+  CHECK(h.violation_count() == 0);
+}

@@ -476,6 +476,27 @@ def test_one_client_at_a_time(serve: Callable[..., ugds.Server]) -> None:
     assert kinds.count("refused") == 3
 
 
+def test_one_that_says_nothing_keeps_others_out_for_a_second_at_most(serve: Callable[..., ugds.Server]) -> None:
+    server = serve()
+    with Client(server.path, negotiate=False) as silent:
+        refused(errno.EBUSY, Client, server.path)
+        time.sleep(1.1)
+        with vu.drive(server.path) as drive:
+            assert drive.read(0, PAGE) == bytes(PAGE)
+        assert silent.socket.recv(1) == b""
+    idle(server)
+    assert [event for event, _, _ in server.events()] == ["refused", "refused", "connected", "disconnected"]
+
+
+def test_one_that_only_looks_is_no_client(serve: Callable[..., ugds.Server]) -> None:
+    server = serve()
+    for _ in range(5):
+        Client(server.path, negotiate=False).close()
+        idle(server)
+    assert server.clients == 0
+    assert server.events() == []
+
+
 def test_data_outlasts_clients_and_servers(serve: Callable[..., ugds.Server], tmp_path: Path) -> None:
     image = f"emulated:{tmp_path}/image?size=4MiB"
     data = os.urandom(8 * PAGE)
