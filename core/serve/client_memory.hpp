@@ -9,8 +9,8 @@
 #include <map>
 #include <memory>
 
+#include "base/descriptor.hpp"
 #include "emulator/controller.hpp"
-#include "serve/descriptor.hpp"
 #include "serve/fault_guard.hpp"
 #include "vfio_user/protocol.hpp"
 

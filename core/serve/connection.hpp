@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "serve/descriptor.hpp"
+#include "base/descriptor.hpp"
 #include "vfio_user/protocol.hpp"
 
 namespace ugds::serve {

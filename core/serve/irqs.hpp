@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "emulator/controller.hpp"
-#include "serve/descriptor.hpp"
 #include "vfio_user/protocol.hpp"
 
 namespace ugds::serve {

@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "serve/descriptor.hpp"
+#include "base/descriptor.hpp"
 
 namespace ugds::serve {
 

@@ -26,7 +26,7 @@
 #include "nvme/commands.hpp"
 #include "nvme/entries.hpp"
 #include "nvme/registers.hpp"
-#include "serve/descriptor.hpp"
+#include "base/descriptor.hpp"
 #include "serve/server.hpp"
 #include "vfio_user/protocol.hpp"
 
