@@ -38,7 +38,6 @@ using nvme::CompletionEntry;
 using nvme::CompletionWord;
 using nvme::Register;
 using nvme::SubmissionEntry;
-using serve::Descriptor;
 using serve::Server;
 
 constexpr std::uint64_t kPage = 4096;

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ugds
@@ -41,3 +42,19 @@ def ssd(request: pytest.FixtureRequest, open_ssd: Callable[..., ugds.Device]) ->
 def machine(tmp_path: Path) -> Machine:
     """A made-up machine without devices, for tests to furnish."""
     return Machine(tmp_path)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., ugds.Server]]:
+    """Starts servers: `serve(uri)`. None may have seen a violation in the end."""
+    with ExitStack() as stack:
+
+        def start(uri: str = DEFAULT_URI, name: str = "s", **options: Any) -> ugds.Server:
+            server = stack.enter_context(ugds.serve(uri, str(tmp_path / name), **options))
+            stack.callback(lambda: server.closed or check(server))
+            return server
+
+        def check(server: ugds.Server) -> None:
+            assert server.emulator.violations() == []
+
+        yield start

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import ugds
 import vfio_user_client as vu
-from vfio_user_client import PAGE, Client, Memory, Refused
+from vfio_user_client import PAGE, Client, Memory, Refused, idle
 
 HERE = Path(__file__).parent
 
@@ -43,13 +43,6 @@ def still_serves(server: ugds.Server) -> None:
     with vu.drive(server.path) as drive:
         drive.write(7, b"!" * PAGE)
         assert drive.read(7, PAGE) == b"!" * PAGE
-
-
-def idle(server: ugds.Server) -> None:
-    end = time.monotonic() + 20
-    while server.connected:
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def footprint() -> dict[str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest client of a vfio-user NVMe controller, in nothing but Python's library: so that the server is judged by
+"""The smallest client of a vfio-user NVMe controller, in nothing but Python's library, so that the server is judged by
 code that shares none of its own."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 VERSION, DMA_MAP, DMA_UNMAP, DEVICE_INFO, REGION_INFO, IRQ_INFO = 1, 2, 3, 4, 5, 7
@@ -297,3 +297,21 @@ def wait_for_interrupt(fd: int, seconds: float = 20) -> int:
 def drive(path: str, **options: Any) -> Any:
     with Client(path) as client, contextlib.closing(Drive(client, **options)) as opened:
         yield opened
+
+
+def idle(server: Any) -> None:
+    """Waits until a server has seen its client go."""
+    end = time.monotonic() + 20
+    while server.connected:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def refused(code: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """The call gets an error reply with this errno."""
+    try:
+        call(*arguments, **options)
+    except Refused as error:
+        assert error.errno == code, os.strerror(error.errno)
+    else:
+        raise AssertionError("it was not refused")
