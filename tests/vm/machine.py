@@ -29,8 +29,8 @@ START_PATIENCE = 300.0  # seconds from the start of QEMU to the first test, on a
 
 @dataclass
 class Outcome:
-    """What a boot gave. `results` holds test names and "passed", "failed", "skipped" or "hung", which counts as failed;
-    `reports` what there is to say of each that did not pass."""
+    """What a boot gave. `results` holds test names and "passed", "skipped", "failed", or what counts as that: "hung",
+    "missing" for a test that did not run. `reports` is what there is to say of each that did not pass."""
 
     boot: str
     seconds: float = 0.0
@@ -40,7 +40,7 @@ class Outcome:
     trouble: str = ""  # what went wrong with the guest as a whole
 
     def count(self, outcome: str) -> int:
-        both = ("failed", "hung") if outcome == "failed" else (outcome,)
+        both = ("failed", "hung", "missing") if outcome == "failed" else (outcome,)
         return sum(result in both for result in self.results.values())
 
     def compare(self, expected: dict[str, str]) -> None:
@@ -121,7 +121,7 @@ def run(boot: Boot, chosen: Kernel, logs: Path, names: list[str], guest_tests: P
         _boot(boot, chosen, command, share, private, outcome)
         for name in names:
             if name not in outcome.results:
-                outcome.results[name] = "failed"
+                outcome.results[name] = "missing"
                 outcome.reports.setdefault(name, "the guest ended before it")
         if outcome.trouble:
             outcome.trouble += tail(private / "console", "console") + tail(share / "out", "output")

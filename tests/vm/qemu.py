@@ -61,7 +61,10 @@ def ensure() -> str:
         print(f"  installing {wanted}", flush=True)
         apt("update", "-qq")
         apt("install", "-y", "-qq", "--no-install-recommends", *missing)
-    found = os.environ.get("UGDS_VM_QEMU") or which("qemu-system-x86_64")
+    named = os.environ.get("UGDS_VM_QEMU")
+    found = which(named or "qemu-system-x86_64")
+    if named and found is None:
+        raise Unavailable(f"UGDS_VM_QEMU names {named}, which is no program")
     if found is None:
         raise Unavailable("qemu-system-x86_64 is still not there after its package was installed")
     return found
