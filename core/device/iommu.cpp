@@ -43,6 +43,11 @@ void fail_to_map(int code, Bytes length) {
   fail(code, "map", "the kernel would not map " + size + " for DMA: " + std::strerror(code));
 }
 
+void fail_in_use(const PciFunction& function) {
+  fail(EBUSY, "open", function.address + " is in use: somebody else has it open",
+       "end that process, or use the device that is open");
+}
+
 Descriptor open_vfio_node(const std::string& path, const PciFunction& function) {
   Descriptor node(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (node) return node;

@@ -44,6 +44,7 @@ void write_pages(std::uint64_t iova, Bytes length, std::uint64_t* pages);
 /// Why the kernel would not map memory for DMA, with what to do. Throws.
 [[noreturn]] void fail_to_map(int code, Bytes length);
 
+[[noreturn]] void fail_in_use(const PciFunction& function);
 /// Opens a node of /dev/vfio. Throws Failure: EBUSY (another process has it), EACCES, ENOENT.
 Descriptor open_vfio_node(const std::string& path, const PciFunction& function);
 

@@ -88,12 +88,12 @@ VfioAccess open_by_iommufd(const PciFunction& function) {
   abi::BindIommufd bind;
   bind.iommufd = iommufd.get();
   if (const int result = abi::call(device.get(), abi::kBindIommufd, &bind); result < 0) {
+    // The kernel's word for a device that is bound already.
+    if (result == -EINVAL) fail_in_use(function);
     fail(-result, "open",
-         result == -EBUSY ? function.address + " is in use: somebody else has it open"
+         result == -EBUSY ? "IOMMU group " + function.group + " of " + function.address + " is in use by others"
                           : "VFIO did not bind " + function.address + " to an iommufd: " + std::strerror(-result),
-         result == -EBUSY
-             ? "end that process, or share the device through it"
-             : "other devices of its IOMMU group may be held by kernel drivers; `ugds devices` lists them");
+         "other devices of the group may be held by kernel drivers, or open by type1; `ugds devices` lists them");
   }
   abi::IoasAlloc alloc;
   if (const int result = abi::call(iommufd.get(), abi::kIoasAlloc, &alloc); result < 0) {

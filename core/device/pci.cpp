@@ -67,7 +67,10 @@ PciFunction find_nvme_function(const std::string& text) {
   function.group = link_name(folder / "iommu_group");
   // A group that vfio made for a device without IOMMU has this name.
   function.group_without_iommu = first_line(folder / "iommu_group" / "name") == "vfio-noiommu";
-  for (const auto& entry : fs::directory_iterator(folder / "vfio-dev", error)) function.cdev = entry.path().filename();
+  for (const auto& entry : fs::directory_iterator(folder / "vfio-dev", error)) {
+    // Without a device number there is no node: older kernels have the folder alone.
+    if (fs::exists(entry.path() / "dev", error)) function.cdev = entry.path().filename();
+  }
   return function;
 }
 

@@ -9,10 +9,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "base/steps.hpp"
 #include "device/vfio_abi.hpp"
 #include "device/watcher.hpp"
@@ -75,6 +77,16 @@ VfioAccess open_function(const PciFunction& function, Way way) {
   return open_by_type1(function);
 }
 
+struct Claimed {
+  std::mutex lock;
+  std::set<std::string> addresses;
+  unsigned generation = 0;
+};
+Claimed& claimed() {
+  static auto* const all = new Claimed;  // NOLINT: devices may be closed after static destruction
+  return *all;
+}
+
 vfio_region_info region_info(int device, std::uint32_t index) {
   vfio_region_info info{};
   info.argsz = sizeof info;
@@ -87,9 +99,25 @@ vfio_region_info region_info(int device, std::uint32_t index) {
 
 }  // namespace
 
-VfioDevice::VfioDevice(std::string text, const Uri& uri) : uri_(std::move(text)) {
-  const Way way = way_of(uri);
-  access_ = open_function(find_nvme_function(uri.place), way);
+VfioDevice::Claim::Claim(const PciFunction& function) : address_(function.address) {
+  Claimed& all = claimed();
+  std::lock_guard guard(all.lock);
+  // A child of a fork has none of its parent's devices.
+  if (std::exchange(all.generation, fork_generation()) != fork_generation()) all.addresses.clear();
+  if (!all.addresses.insert(address_).second) fail_in_use(function);
+}
+
+VfioDevice::Claim::~Claim() {
+  std::lock_guard guard(claimed().lock);
+  claimed().addresses.erase(address_);
+}
+
+VfioDevice::VfioDevice(std::string text, const Uri& uri)
+    : VfioDevice(std::move(text), find_nvme_function(uri.place), uri) {}
+
+VfioDevice::VfioDevice(std::string text, const PciFunction& function, const Uri& uri)
+    : uri_(std::move(text)), claim_(function) {
+  access_ = open_function(function, way_of(uri));
   vfio_device_info info{};
   info.argsz = sizeof info;
   if (const int result = abi::call(access_.device.get(), VFIO_DEVICE_GET_INFO, &info); result < 0) {

@@ -45,7 +45,23 @@ class VfioDevice final : public Device {
   void enable_bus_master();
   void set_trigger(std::uint32_t index, std::span<const int> eventfds);
 
+  /// A function that this process has open. Groups, unlike device nodes, can be asked for a device more than once: the
+  /// second controller would be reset under the first.
+  class Claim {
+   public:
+    explicit Claim(const PciFunction& function);
+    ~Claim();
+    Claim(const Claim&) = delete;
+    Claim& operator=(const Claim&) = delete;
+
+   private:
+    std::string address_;
+  };
+
+  VfioDevice(std::string text, const PciFunction& function, const Uri& uri);
+
   std::string uri_;
+  Claim claim_;
   std::mutex lock_;  ///< over access_, which `release` empties
   VfioAccess access_;
   Limits limits_;
