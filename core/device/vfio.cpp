@@ -116,7 +116,7 @@ VfioDevice::VfioDevice(std::string text, const Uri& uri)
     : VfioDevice(std::move(text), find_nvme_function(uri.place), uri) {}
 
 VfioDevice::VfioDevice(std::string text, const PciFunction& function, const Uri& uri)
-    : uri_(std::move(text)), claim_(function) {
+    : uri_(std::move(text)), claim_(std::in_place, function) {
   access_ = open_function(function, way_of(uri));
   vfio_device_info info{};
   info.argsz = sizeof info;
@@ -308,6 +308,7 @@ bool VfioDevice::release() noexcept {
   }
   // The translation is kept: mappings are undone by whoever made them, and a group may hold other devices.
   access_.device.reset();
+  claim_.reset();
   return true;
 }
 

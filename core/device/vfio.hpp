@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/descriptor.hpp"
@@ -61,8 +62,8 @@ class VfioDevice final : public Device {
   VfioDevice(std::string text, const PciFunction& function, const Uri& uri);
 
   std::string uri_;
-  Claim claim_;
-  std::mutex lock_;  ///< over access_, which `release` empties
+  std::optional<Claim> claim_;  ///< until `release`: another device may come to the same address
+  std::mutex lock_;             ///< over access_, which `release` empties
   VfioAccess access_;
   Limits limits_;
   std::byte* registers_ = nullptr;  ///< BAR0; once released, memory that reads as all ones
