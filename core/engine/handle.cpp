@@ -46,7 +46,6 @@ void check(const Policy& policy) {
 
 /// Takes the parameters that every transport has out of a URI. What the caller said stands above what it says.
 void take_common(Uri& uri, Policy& policy) {
-  const bool emulated = uri.scheme == "emulated";
   std::erase_if(uri.query, [&](const auto& parameter) {
     const auto& [name, value] = parameter;
     if (name == "interrupts") {
@@ -54,7 +53,7 @@ void take_common(Uri& uri, Policy& policy) {
       if (policy.interrupts == Interrupts::unsaid) policy.interrupts = wanted ? Interrupts::yes : Interrupts::no;
       return true;
     }
-    if (name == "ns" && !emulated) {
+    if (name == "ns") {
       const auto id = static_cast<std::uint32_t>(parse_number(value, name, 1, 0xfffffffe));
       if (policy.namespace_id == 0) policy.namespace_id = id;
       return true;

@@ -37,3 +37,7 @@ def test_reads_of_an_emulated_device_are_as_fast_as_the_copy_that_it_makes() -> 
     # Run by the caller, so that the figure is not one of how threads are scheduled.
     command = ("sync", "--sizes", "1MiB", "--threads", "1", "--device", "emulated:1GiB?pump=caller")
     assert statistics.median(figures(*command)["ratio_to_memcpy"] for _ in range(3)) >= 0.8
+
+
+def test_a_thread_that_sleeps_for_interrupts_leaves_its_processor_to_others() -> None:
+    assert min(figures("completion")["interrupt_cpu_percent"] for _ in range(3)) <= 10

@@ -185,3 +185,16 @@ def test_a_sleeping_read_of_a_removed_device_ends(open_ssd: OpenSsd) -> None:
         assert not thread.is_alive()
         assert told[0].errno == errno.ENODEV
         assert ssd.state == "lost"
+
+
+def test_every_uri_can_name_a_namespace(open_ssd: OpenSsd) -> None:
+    ssd = open_ssd("emulated:1MiB?namespaces=2&ns=2")
+    ugds.testing.emulator(ssd).poke(0, b"\x02" * BLOCK, namespace=2)
+    assert ssd.info.namespace == 2
+    with ugds.empty(BLOCK) as buffer:
+        ssd.read(buffer)
+        assert bytes(memoryview(buffer)) == b"\x02" * BLOCK
+    with pytest.raises(ugds.Error, match="no namespace 3"):
+        ugds.open("emulated:1MiB?namespaces=2&ns=3")
+    with pytest.raises(ugds.Error, match="ns"):
+        ugds.open("emulated:1MiB?ns=0")

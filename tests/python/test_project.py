@@ -35,6 +35,17 @@ def text_of(path: Path) -> str | None:
         return None
 
 
+def test_how_a_device_is_reached_is_known_to_its_layer_alone() -> None:
+    transports = re.compile(r"vfio|iommu|emulat", re.IGNORECASE)
+    found = []
+    for layer in ("memory", "queue", "engine"):
+        for path in sorted((ROOT / "core" / layer).glob("*.?pp")):
+            # Without comments, and without sentences for people.
+            code = re.sub(r'//.*|"[^"\n]* [^"\n]*"', "", path.read_text())
+            found += [f"{path.name}: {line.strip()}" for line in code.splitlines() if transports.search(line)]
+    assert not found
+
+
 def test_every_source_file_names_its_licence() -> None:
     without = {".md", ".png", ".svg"}
     names = {"LICENSE", ".gitignore", ".clang-format", "py.typed"}
