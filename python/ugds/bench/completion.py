@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import ugds
 from ugds._core import Device, Registration
+from ugds._demo import in_memory
 from ugds._report import CommandError, Record
 
 _KIB, _MIB = 1 << 10, 1 << 20
@@ -36,8 +37,8 @@ def measure(uri: str | None, seconds: float) -> list[Record]:
 
 def _compare(uri: str, size: int, seconds: float, of_interest: str) -> Record:
     with ugds.open(uri, interrupts=False, queues=1) as polled:
-        # A real controller is one handle's at a time: it is opened anew for the other way.
-        shared = polled.transport == "emulated"
+        # Any other is one handle's at a time: it is opened anew for the other way.
+        shared = in_memory(uri)
         if shared:
             with ugds.open(uri, interrupts=True, queues=1) as sleeping:
                 points = _rounds(polled, sleeping, size, seconds)

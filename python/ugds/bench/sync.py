@@ -55,11 +55,13 @@ def measure(uri: str, sizes: list[int], threads: list[int], mode: str, seconds: 
 
 def fill(device: Device, span: int) -> None:
     """Random bytes, so that every page of the device is its own memory and no copy is of zeros."""
-    data = np.random.default_rng(1).integers(0, 256, 16 * _MIB, np.uint8)
-    with ugds.register(data) as registration:
+    with ugds.empty(16 * _MIB) as registration:  # what every transport can reach
+        data = np.frombuffer(memoryview(registration), np.uint8)
+        data[:] = np.random.default_rng(1).integers(0, 256, data.size, np.uint8)
         for offset in range(0, span, data.size):
             data[: 8 * _KIB] = offset >> 24 & 0xFF
             device.write(registration, offset, min(data.size, span - offset))
+        del data
     device.flush()
 
 
