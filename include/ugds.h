@@ -79,8 +79,11 @@ typedef struct uGDSError {
 typedef void* uGDSHandle_t;
 
 enum {
-  UGDS_HANDLE_TYPE_OPAQUE_FD = 1,   /* handle.fd: /dev/ugds_drvN, a file or a block device */
-  UGDS_HANDLE_TYPE_USERSPACE_FS = 3 /* handle.handle: a const char* URI, such as "emulated:1GiB" (extension) */
+  UGDS_HANDLE_TYPE_OPAQUE_FD = 1, /* handle.fd: /dev/ugds_drvN, a file or a block device */
+  /* handle.handle: a const char* URI (extension), such as "pci:0000:65:00.0", "vfio-user:/run/ssd" or "emulated:1GiB".
+   * `?interrupts=1` in it, or UGDS_INTERRUPT_MODE=1 in the environment for every handle that does not say otherwise,
+   * has waits sleep until the device interrupts; a queue that has no interrupt is polled. */
+  UGDS_HANDLE_TYPE_USERSPACE_FS = 3
 };
 
 typedef struct uGDSDescr {
@@ -145,6 +148,11 @@ UGDS_API uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes);
  * size. UGDS_MEMORY_ALREADY_REGISTERED where it overlaps another registration. */
 UGDS_API uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags);
 UGDS_API uGDSError_t uGDSBufRegisterEx(const void* base, size_t size, const uGDSBufConfig_t* config);
+/* Page-aligned, zeroed memory that every transport can reach, which malloc's is not for "vfio-user:"; to be registered
+ * as any other. NULL where there is none. Freed while it is registered: UGDS_BUSY, and nothing has changed. Not
+ * inherited by fork. (extension) */
+UGDS_API void* uGDSHostAlloc(size_t size);
+UGDS_API uGDSError_t uGDSHostFree(void* memory);
 /* `base` is what was registered. UGDS_BUSY while commands on it are in flight; then nothing has changed. */
 UGDS_API uGDSError_t uGDSBufDeregister(const void* base);
 

@@ -230,15 +230,12 @@ def virtual_machines(options: list[str]) -> Counts:
     done = subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
-    last = ""
-    for line in done.stdout or ():
-        if last:
-            show(last)
-        last = line
     # The last line is the sum; this program prints one of its own.
-    summary = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped\n", last)
-    if summary is None:
-        show(last)
+    summary = None
+    for line in done.stdout or ():
+        summary = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped\n", line)
+        if summary is None:
+            show(line)
     counts = Counts(*map(int, summary.groups())) if summary else FAILED
     return counts + FAILED if done.wait() != 0 and counts.failed == 0 else counts
 
@@ -266,6 +263,9 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     if (arguments.k or arguments.boot) and not arguments.vm:
         parser.error("-k and --boot go with --vm")
+    boots = re.findall(r'^    Boot\(\n? *"(\w+)"', (ROOT / "tests" / "vm" / "boots.py").read_text(), re.MULTILINE)
+    if arguments.boot and arguments.boot not in boots:
+        parser.error(f"there is no virtual machine {arguments.boot}; there are {', '.join(boots)}")
     return arguments
 
 

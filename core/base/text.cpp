@@ -184,7 +184,8 @@ std::string nearest(const std::string& text, const std::vector<std::string>& kno
 
 Uri parse_uri(const std::string& text) {
   const std::size_t colon = text.find(':');
-  const char* form = "write scheme:place?name=value&name=value";
+  const char* form =
+      "write scheme:place?name=value, such as emulated:1GiB, emulated:/path/to/image or pci:0000:65:00.0";
   if (colon == std::string::npos || colon == 0) refuse("URI", text, "has no scheme", form);
   Uri uri;
   uri.scheme = text.substr(0, colon);

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <string>
@@ -21,6 +22,7 @@
 #include "base/immortal.hpp"
 #include "engine/one_command.hpp"
 #include "engine/table.hpp"
+#include "memory/host.hpp"
 #include "memory/registry.hpp"
 
 namespace {
@@ -44,6 +46,7 @@ struct Driver {
   std::atomic<int> opened{0};
   std::vector<HandleId> handles;
   std::vector<Reference> buffers;
+  std::vector<std::unique_ptr<ugds::memory::HostMemory>> memory;
 };
 
 constinit ugds::Immortal<Driver> the_driver;
@@ -304,6 +307,34 @@ uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
 uGDSError_t uGDSBufRegisterEx(const void* base, size_t size, const uGDSBufConfig_t* config) {
   if (config != nullptr && (config->backend != 0 || config->enable_export)) return unsupported("register");
   return uGDSBufRegister(base, size, 0);
+}
+
+void* uGDSHostAlloc(size_t size) {
+  void* memory = nullptr;
+  guarded("allocate", [&] {
+    prepare_for_fork();
+    auto made = std::make_unique<ugds::memory::HostMemory>(size);
+    std::lock_guard guard(driver().lock);
+    driver().memory.push_back(std::move(made));
+    memory = driver().memory.back()->data();
+    return answer(UGDS_SUCCESS);
+  });
+  return memory;
+}
+
+uGDSError_t uGDSHostFree(void* memory) {
+  if (memory == nullptr) return answer(UGDS_SUCCESS);
+  std::lock_guard guard(driver().lock);
+  const auto found = std::find_if(driver().memory.begin(), driver().memory.end(),
+                                  [&](const auto& mine) { return mine->data() == memory; });
+  if (found == driver().memory.end()) {
+    return refuse("free", UGDS_INVALID_VALUE, EINVAL, "the memory is not from uGDSHostAlloc, or was freed before");
+  }
+  if (Registry::instance().overlaps(memory, (*found)->size())) {
+    return refuse("free", UGDS_BUSY, EBUSY, "the memory is registered", "call uGDSBufDeregister() first");
+  }
+  driver().memory.erase(found);
+  return answer(UGDS_SUCCESS);
 }
 
 uGDSError_t uGDSBufDeregister(const void* base) {

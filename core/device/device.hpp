@@ -53,6 +53,15 @@ class Device {
   virtual Transport transport() const = 0;
   virtual Limits limits() const = 0;
 
+  /// What it means, in words, that the registers read as all ones, and what to do then.
+  struct Gone {
+    const char* cause;
+    const char* hint;
+  };
+  virtual Gone gone() const {
+    return {"the device has gone: its registers read as all ones", "close the device and open it again"};
+  }
+
   /// Register access at a byte offset into BAR0. A device that has gone reads as all ones; nothing faults.
   /// Thread-safe.
   virtual std::uint32_t read32(std::uint32_t offset) = 0;

@@ -265,8 +265,8 @@ std::uint32_t* VfioUserDevice::doorbell(std::uint32_t offset) {
 Mapping VfioUserDevice::map(void* address, Bytes length, Access access, std::uint64_t* pages) {
   const Backing backing = find_backing(address, length.value);
   if (!backing) {
-    fail(EOPNOTSUPP, "map", "the server can only reach memory that it can map: memory with a descriptor behind it",
-         "use ugds.empty(size), whose memory every transport can reach");
+    fail(EOPNOTSUPP, "map", "the server reaches only memory that the library made for it to map",
+         "use ugds.empty(size), in C uGDSHostAlloc(): every transport can reach that");
   }
   std::uint64_t iova;
   {

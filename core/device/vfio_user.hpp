@@ -24,6 +24,9 @@ class VfioUserDevice final : public Device {
   const std::string& uri() const override { return uri_; }
   Transport transport() const override { return Transport::vfio_user; }
   Limits limits() const override { return limits_; }
+  Gone gone() const override {
+    return {"the server has gone: it closed the connection", "start it again, then close the device and open it again"};
+  }
 
   /// A closed connection is a device that has gone. A server that does not answer is a controller that has failed and
   /// that nobody can stop: what it was given stays held.

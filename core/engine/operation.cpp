@@ -126,7 +126,8 @@ bool Operation::refuse_piece(Staged staged) {
   } else {
     refuse(ENXIO, "the buffer is not mapped to this device");
     set_hint(last_error(),
-             "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
+             "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
+             "transport can reach");
   }
   stop_here();
   return false;
@@ -284,7 +285,7 @@ std::int64_t Operation::explain() {
   } else if (refused_ == EIO) {
     error.code = state == State::lost ? ENODEV : EIO;
     set_cause(error, "%s", handle_.why().c_str());
-    set_hint(error, "close the device and open it again");
+    set_hint(error, "%s", state == State::lost ? handle_.device().gone().hint : "close the device and open it again");
   } else if (refused_ == 0 && expired_) {
     error.code = ETIMEDOUT;
     set_cause(error, "a command was not completed within %.3f s; it was %s, and nothing more is written",
@@ -293,12 +294,13 @@ std::int64_t Operation::explain() {
     set_hint(error, "raise the deadline if the device is merely slow");
   } else if (refused_ == 0 && request_.stopped) {
     error.code = state == State::lost ? ENODEV : ECANCELED;
-    set_cause(error, "%s",
-              state == State::lost ? "the device has gone: its registers read as all ones"
-                                   : "the controller was reset while the request was in flight");
+    set_cause(
+        error, "%s",
+        state == State::lost ? handle_.why().c_str() : "the controller was reset while the request was in flight");
     set_hint(error, "%s",
-             state == State::ready || state == State::recovering ? "nothing more is written; repeat the request"
-                                                                 : "close the device and open it again");
+             state == State::lost                                  ? handle_.device().gone().hint
+             : state == State::ready || state == State::recovering ? "nothing more is written; repeat the request"
+                                                                   : "close the device and open it again");
   } else if (refused_ == 0) {
     error.code = nvme::status_errno(request_.status);
     error.status = request_.status;

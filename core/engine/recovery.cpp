@@ -70,7 +70,7 @@ void Handle::lose() {
   std::lock_guard guard(recovery_lock_);
   if (state() == State::lost) return;
   // A device that has gone from the bus can reach no memory.
-  set_state(State::lost, "the device has gone: its registers read as all ones");
+  set_state(State::lost, device_->gone().cause);
   acquire_all();
   retire_all(kAbortedByHost);
   release_all();
@@ -153,7 +153,7 @@ bool Handle::reset_and_restart() {
     set_state(State::wedged, "the controller could not be stopped: it may still write to the memory of its commands");
   } else if (controller_->gone()) {
     retire_all(kAbortedByHost);
-    set_state(State::lost, "the device has gone: its registers read as all ones");
+    set_state(State::lost, device_->gone().cause);
   } else {
     retire_all(kAbortedByHost);
     if (start_again()) {

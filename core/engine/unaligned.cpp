@@ -156,7 +156,8 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   if (t.buffer.registration->pages(handle.geometry().number) == nullptr &&
       t.buffer.registration->generation() == t.buffer.generation) {
     return refuse(handle, t, ENXIO, "the buffer is not mapped to this device",
-                  "register it for this device too, or use ugds.empty(), whose memory every transport can reach");
+                  "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
+                  "transport can reach");
   }
   if (t.opcode == Opcode::write && !read_modify_write) {
     return refuse(handle, t, EINVAL,

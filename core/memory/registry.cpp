@@ -203,6 +203,12 @@ int Registry::close_locked(const Reference& reference) {
   return 0;
 }
 
+bool Registry::overlaps(const void* address, std::uint64_t size) {
+  std::lock_guard guard(lock_);
+  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  return index_.overlaps(begin, begin + size);
+}
+
 std::uint32_t Registry::attach(device::Device& device) {
   std::lock_guard guard(lock_);
   setup_step("attach");

@@ -133,6 +133,9 @@ class Registry {
             found.end - found.begin, (found.tag & kReadonly) != 0};
   }
 
+  /// Whether a byte of [address, address + size) is registered. Thread-safe.
+  bool overlaps(const void* address, std::uint64_t size);
+
   /// Makes an open device known: it gets a number below kMaxDevices, and every registration made for all devices is
   /// mapped to it. A registration that cannot be mapped there is left out, and I/O on it says so. Throws
   /// Failure(EMFILE).

@@ -18,7 +18,8 @@ namespace ugds::serve {
 namespace {
 
 [[noreturn]] void refuse(int code, const std::string& path, const std::string& cause, const std::string& hint) {
-  fail(code, "serve", "cannot listen at " + path + ": " + cause, hint);
+  fail(code, "serve", "cannot listen at " + path + ": " + cause,
+       hint.empty() ? "name a place in a folder that you may write to, such as /tmp/ssd" : hint);
 }
 
 std::string place(const std::string& path) {

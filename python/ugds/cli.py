@@ -38,6 +38,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number of seconds above 0, and 3600 at most')
+    return value
+
+
 def demo(arguments: argparse.Namespace) -> int:
     from ugds import _demo
 
@@ -78,9 +88,15 @@ def bench(arguments: argparse.Namespace) -> int:
         return 0
     console = _report.console()
     device = records[0].device if records else arguments.device
-    console.print(f"ugds bench {arguments.benchmark} on {device}", markup=False)
+    several = len({record.device for record in records}) > 1
+    console.print(f"ugds bench {arguments.benchmark}{'' if several else f' on {device}'}", markup=False)
     for part in _report.records_tables(records):
         console.print(part)
+    if arguments.benchmark == "completion" and bench.was_crowded(records):
+        console.print(
+            "The polling thread did not have its processor for itself: other programs were running, and what they cost "
+            "is in these figures.\nRepeat the measurement on a quieter machine."
+        )
     if device.startswith("emulated:"):
         console.print(_report.EMULATED_NOTE)
     return 0
@@ -138,7 +154,7 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
     sync.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB", metavar="SIZE,…", help="4KiB to 64MiB (%(default)s)")
     sync.add_argument("--threads", default="1,4", metavar="N,…", help="1 to 64 (%(default)s)")
     sync.add_argument("--mode", choices=("read", "write", "mixed"), default="read", help="%(default)s is the default")
-    sync.add_argument("--seconds", type=float, default=0.3, help="for each measurement (%(default)s)")
+    sync.add_argument("--seconds", type=seconds, default=0.3, help="for each measurement (%(default)s)")
 
     sync.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
 
@@ -172,7 +188,7 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
         "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), "
         "and\n1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
     )
-    completion.add_argument("--seconds", type=float, default=1.0, help="for each way of waiting (%(default)s)")
+    completion.add_argument("--seconds", type=seconds, default=1.0, help="for each way of waiting (%(default)s)")
     completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
     _json_option(completion)
 

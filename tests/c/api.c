@@ -2,8 +2,11 @@
 /* The C API as a C program uses it: compiled against the header alone, linked with libugds.so. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -209,6 +212,46 @@ static void test_fork(void) {
   uGDSHandleDeregister(fh);
 }
 
+static void test_memory_of_the_library(void) {
+  CHECK(uGDSHostAlloc(0) == NULL);
+  CHECK(uGDSHostAlloc((size_t)1 << 60) == NULL);
+  CHECK(uGDSHostFree(NULL).err == UGDS_SUCCESS);
+  unsigned char* memory = uGDSHostAlloc(10000);
+  CHECK(memory != NULL && (uintptr_t)memory % 4096 == 0 && memory[9999] == 0);
+  CHECK(uGDSHostFree(memory + 1).err == UGDS_INVALID_VALUE);
+  uGDSHandle_t fh = open_device("emulated:1MiB");
+  CHECK(uGDSBufRegister(memory + 4096, 4096, 0).err == UGDS_SUCCESS);
+  CHECK(uGDSHostFree(memory).err == UGDS_BUSY);
+  memset(memory, 7, 10000);
+  CHECK(uGDSRead(fh, memory + 4096, 4096, 0, 0) == 4096);
+  CHECK(memory[4095] == 7 && memory[4096] == 0 && memory[8192] == 7);
+  CHECK(uGDSBufDeregister(memory + 4096).err == UGDS_SUCCESS);
+  CHECK(uGDSHostFree(memory).err == UGDS_SUCCESS);
+  CHECK(uGDSHostFree(memory).err == UGDS_INVALID_VALUE);
+  uGDSHandleDeregister(fh);
+}
+
+static void test_interrupts(void) {
+  static unsigned char buffer[4096];
+  setenv("UGDS_INTERRUPT_MODE", "perhaps", 1);
+  uGDSHandle_t fh = NULL;
+  uGDSDescr_t descr = {.type = UGDS_HANDLE_TYPE_USERSPACE_FS};
+  descr.handle.handle = (void*)"emulated:1MiB?latency=1ms";
+  CHECK(uGDSHandleRegister(&fh, &descr).err == UGDS_INVALID_VALUE);
+  setenv("UGDS_INTERRUPT_MODE", "1", 1);
+  fh = open_device("emulated:1MiB?latency=1ms");
+  unsetenv("UGDS_INTERRUPT_MODE");
+  CHECK(uGDSBufRegister(buffer, sizeof buffer, 0).err == UGDS_SUCCESS);
+  struct timespec before, after;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+  for (int i = 0; i < 100; ++i) CHECK(uGDSRead(fh, buffer, sizeof buffer, 0, 0) == sizeof buffer);
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+  /* Of 100 ms that they take at least, a third at most: under a sanitizer everything costs more. */
+  CHECK((after.tv_sec - before.tv_sec) * 1000000000L + after.tv_nsec - before.tv_nsec < 33000000L);
+  CHECK(uGDSBufDeregister(buffer).err == UGDS_SUCCESS);
+  uGDSHandleDeregister(fh);
+}
+
 static void test_driver_close_releases_what_is_left(void) {
   static unsigned char buffer[4096];
   CHECK(uGDSDriverOpen().err == UGDS_SUCCESS); /* the second */
@@ -233,6 +276,8 @@ int main(void) {
   test_threads("emulated:16MiB?queues=4&depth=4");
   test_threads("emulated:16MiB?pump=caller&queues=2&order=random");
   test_fork();
+  test_memory_of_the_library();
+  test_interrupts();
   test_driver_close_releases_what_is_left();
   return checks_summary();
 }

@@ -65,6 +65,7 @@ def run_boot(boot: Boot, names: list[str], guest_tests: Path = GUEST_TESTS) -> O
         chosen = kernel.find(boot.kernel, ROOT, STATE / "debian")
     except Unavailable as error:
         return skipped(boot, names, str(error))
+    show(f"  booting {boot.name} ({len(names)} tests) on Linux {chosen.version}: {boot.shows}")
     outcome = machine.run(boot, chosen, STATE / "logs" / boot.name, names, guest_tests)
     if boot.expected:
         outcome.compare(boot.expected)
@@ -95,7 +96,7 @@ def everything(wanted: list[Boot], expression: str) -> list[Outcome]:
         return [Outcome("none", results={"virtual machines": "skipped"})]
     outcomes = [run_boot(boot, names) for boot in wanted if (names := tests.get(boot.name, []))]
     if not outcomes:
-        show("  FAIL  no test was selected")
+        show("  FAIL  no test was selected: `tests/vm/run.py --list` names them")
         return [Outcome("none", results={"selection": "failed"})]
     return outcomes
 
@@ -125,7 +126,8 @@ def main() -> int:
     start = time.monotonic()
     outcomes = everything(wanted, arguments.k)
     total = {what: sum(outcome.count(what) for outcome in outcomes) for what in ("passed", "failed", "skipped")}
-    show(f"  {len(outcomes)} boots in {time.monotonic() - start:.0f} s")
+    boots = "1 boot" if len(outcomes) == 1 else f"{len(outcomes)} boots"
+    show(f"  {boots} in {time.monotonic() - start:.0f} s")
     show(", ".join(f"{number} {what}" for what, number in total.items()))
     return 1 if total["failed"] else 0
 

@@ -47,6 +47,11 @@ def _completion(arguments: argparse.Namespace) -> list[Record]:
     return completion.measure(arguments.device, arguments.seconds)
 
 
+def was_crowded(records: list[Record]) -> bool:
+    """Whether a thread that polled, and so wanted all of a processor, did not get it."""
+    return any(record.figures.get("polling_cpu_percent", (100.0, "%"))[0] < 90 for record in records)
+
+
 BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "sync": _sync,
     "setup": _setup,
