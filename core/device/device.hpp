@@ -30,8 +30,9 @@ struct Mapping {
 };
 
 struct Limits {
-  bool memory_from_descriptor = false;               ///< only memory with a file descriptor behind it can be mapped
-  std::uint32_t interrupt_vectors = 0;               ///< 0: completions can only be polled
+  bool memory_from_descriptor = false;  ///< only memory with a file descriptor behind it can be mapped
+  bool registers_may_block = false;     ///< another process answers: not to be waited for with a lock that others need
+  std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
   std::uint64_t register_bytes = ~std::uint64_t{0};  ///< of BAR0: doorbells beyond it cannot be rung
 };
 

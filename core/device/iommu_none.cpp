@@ -32,14 +32,17 @@ namespace {
 /// The most that one fixed buffer holds.
 constexpr std::uint64_t kBuffer = 1_GiB;
 
-/// A ring that does nothing but hold pages. Throws Failure.
-Descriptor pin(void* address, Bytes length) {
+/// A ring that does nothing but hold pages. Its number is above `device`: a process that is killed closes its
+/// descriptors in order, and the device must stop before its pages are free. Throws Failure.
+Descriptor pin(void* address, Bytes length, int device) {
   io_uring_params parameters{};
   Descriptor ring(static_cast<int>(syscall(SYS_io_uring_setup, 1, &parameters)));
   if (!ring) {
     fail(EOPNOTSUPP, "map", std::string("pages cannot be pinned without io_uring: ") + std::strerror(errno),
          "allow io_uring (kernel.io_uring_disabled=0), or use a machine with an IOMMU");
   }
+  if (ring.get() < device) ring = Descriptor(fcntl(ring.get(), F_DUPFD_CLOEXEC, device + 1));
+  if (!ring) fail(errno, "map", "no descriptor to pin pages with", "raise the limit of open files");
   std::vector<iovec> buffers;
   for (std::uint64_t done = 0; done < length.value; done += kBuffer) {
     buffers.push_back({static_cast<std::byte*>(address) + done, std::min(kBuffer, length.value - done)});
@@ -52,18 +55,17 @@ Descriptor pin(void* address, Bytes length) {
 
 class NoIommu final : public Iommu {
  public:
-  NoIommu(Descriptor group, Descriptor container)
-      : container_(std::move(container)),
+  NoIommu(Descriptor group, Descriptor container, int device)
+      : device_(device),
+        container_(std::move(container)),
         group_(std::move(group)),
         pagemap_(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC)) {
     if (!pagemap_)
       fail(errno, "open", "/proc/self/pagemap cannot be read, which tells physical addresses", "run as root");
   }
 
-  int group() const { return group_.get(); }
-
   Mapping map(void* address, Bytes length, Access, std::uint64_t* pages) override {
-    Descriptor ring = pin(address, length);
+    Descriptor ring = pin(address, length, device_);
     const std::uint64_t count = length.value / nvme::kPageSize;
     const auto offset = static_cast<off_t>(reinterpret_cast<std::uintptr_t>(address) / nvme::kPageSize * 8);
     if (pread(pagemap_.get(), pages, count * 8, offset) != static_cast<ssize_t>(count * 8)) {
@@ -87,6 +89,7 @@ class NoIommu final : public Iommu {
   }
 
  private:
+  const int device_;
   Descriptor container_, group_, pagemap_;
   std::mutex lock_;
   std::uint64_t last_ = 0;
@@ -116,7 +119,8 @@ VfioAccess open_without_iommu(const PciFunction& function) {
   }
   const int device = abi::call(group.get(), VFIO_GROUP_GET_DEVICE_FD, function.address.c_str());
   if (device < 0) fail(-device, "open", "VFIO did not open " + function.address + ": " + std::strerror(-device));
-  return {std::make_shared<NoIommu>(std::move(group), std::move(container)), Descriptor(device)};
+  Descriptor opened(device);
+  return {std::make_shared<NoIommu>(std::move(group), std::move(container), device), std::move(opened)};
 }
 
 }  // namespace ugds::device

@@ -2,9 +2,11 @@
 #include "device/pci.hpp"
 
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "base/error.hpp"
 
@@ -31,15 +33,24 @@ std::string first_line(const fs::path& file) {
 }  // namespace
 
 std::optional<std::string> pci_address(const std::string& text) {
-  unsigned domain = 0, bus = 0, slot = 0, function = 0;
-  int end = 0;
-  const auto whole = [&](int fields, int wanted) {
-    return fields == wanted && static_cast<std::size_t>(end) == text.size() && bus < 256 && slot < 32 && function < 8;
+  const auto part = [](std::string_view digits, std::size_t least, std::size_t most, unsigned last, unsigned& value) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    return digits.size() >= least && digits.size() <= most && error == std::errc() &&
+           end == digits.data() + digits.size() && value <= last;
   };
-  if (!whole(std::sscanf(text.c_str(), "%8x:%2x:%2x.%1x%n", &domain, &bus, &slot, &function, &end), 4)) {
-    domain = 0;
-    end = 0;
-    if (!whole(std::sscanf(text.c_str(), "%2x:%2x.%1x%n", &bus, &slot, &function, &end), 3)) return {};
+  const std::string_view whole(text);
+  const std::size_t dot = whole.rfind('.');
+  if (dot == std::string_view::npos) return {};
+  const std::size_t colon = whole.rfind(':', dot);
+  if (colon == std::string_view::npos || colon == 0) return {};
+  const std::size_t first = whole.rfind(':', colon - 1);
+  const bool has_domain = first != std::string_view::npos;
+  const std::string_view bus_text = has_domain ? whole.substr(first + 1, colon - first - 1) : whole.substr(0, colon);
+  unsigned domain = 0, bus = 0, slot = 0, function = 0;
+  if ((has_domain && !part(whole.substr(0, first), 4, 8, ~0u, domain)) || !part(bus_text, 2, 2, 255, bus) ||
+      !part(whole.substr(colon + 1, dot - colon - 1), 2, 2, 31, slot) ||
+      !part(whole.substr(dot + 1), 1, 1, 7, function)) {
+    return {};
   }
   char name[32];
   std::snprintf(name, sizeof name, "%04x:%02x:%02x.%x", domain, bus, slot, function);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/vfio_user.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
@@ -50,7 +52,7 @@ constexpr std::uint64_t kLastIova = (std::uint64_t{1} << 46) - 1;
 
 VfioUserDevice::VfioUserDevice(std::string text, const Uri& uri)
     : uri_(std::move(text)), connection_((refuse_parameters(uri), uri.place)), space_({{0, kLastIova}}) {
-  limits_.memory_from_descriptor = true;
+  limits_.memory_from_descriptor = limits_.registers_may_block = true;
   try {
     find_device();
     map_doorbells();
@@ -128,6 +130,15 @@ void VfioUserDevice::map_areas(const VfioUserConnection::Reply& reply) {
 void VfioUserDevice::add_area(int descriptor, std::uint64_t place, std::uint64_t offset, std::uint64_t size) {
   // What cannot be mapped is reached by messages.
   if (size == 0 || ((offset | size | place) & 4095) != 0) return;
+  // A store beyond the file's end would end this process. Where it can be sealed it stays as long as it is.
+  struct stat file {};
+  if (fstat(descriptor, &file) != 0) return;
+  fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK);
+  const bool sized = S_ISREG(file.st_mode);
+  if (sized && (fstat(descriptor, &file) != 0 || static_cast<std::uint64_t>(file.st_size) < place ||
+                static_cast<std::uint64_t>(file.st_size) - place < size)) {
+    return;
+  }
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, static_cast<off_t>(place));
   if (memory == MAP_FAILED) return;
   madvise(memory, size, MADV_DONTFORK);

@@ -24,6 +24,7 @@ using vfio_user::Message;
 namespace {
 
 constexpr timeval kPatience{5, 0};
+constexpr std::uint64_t kPatienceNs = 5'000'000'000;
 /// How long opening waits for a server that serves another client, which may be ending.
 constexpr std::uint64_t kLettingGo = 1'000'000'000;
 /// No reply of a well-behaved server is larger: the largest that we ask for is a region's description.
@@ -120,14 +121,15 @@ void VfioUserConnection::negotiate() {
       std::clamp<std::uint32_t>(number_in(json, "\"max_msg_fds\"", max_descriptors_), 1, kMostDescriptors);
 }
 
-/// What a failed system call on the socket says of the server.
+/// What a failed system call on the socket, or a reply that cannot be one, says of the server. Only its own end of the
+/// connection tells that it has stopped.
 int VfioUserConnection::broken(int code) {
-  const bool silent = code == EAGAIN || code == EWOULDBLOCK;
-  state_.store(silent ? State::stuck : State::closed, std::memory_order_release);
-  // Nothing can be made of what comes after half a message. The server notices, and stops the device; that it has, its
-  // own end of the connection tells.
-  shutdown(socket_.get(), silent ? SHUT_WR : SHUT_RDWR);
-  return silent ? ETIMEDOUT : ECONNRESET;
+  const bool ended = code == ECONNRESET || code == EPIPE;
+  state_.store(ended ? State::closed : State::stuck, std::memory_order_release);
+  // Nothing can be made of what comes after half a message. The server notices, and stops the device.
+  shutdown(socket_.get(), ended ? SHUT_RDWR : SHUT_WR);
+  if (ended) return ECONNRESET;
+  return code == EAGAIN || code == EWOULDBLOCK ? ETIMEDOUT : code;
 }
 
 bool VfioUserConnection::has_ended() {
@@ -146,6 +148,7 @@ int VfioUserConnection::send(Message message, std::span<const std::byte> head, s
                              std::span<const int> descriptors) {
   if (closed()) return ECONNRESET;
   if (stuck()) return ETIMEDOUT;
+  deadline_ = monotonic_ns() + kPatienceNs;
   Header header{++id_, static_cast<std::uint16_t>(message),
                 static_cast<std::uint32_t>(sizeof(Header) + head.size() + body.size()), vfio_user::kTypeCommand, 0};
   iovec parts[] = {{&header, sizeof header},
@@ -165,6 +168,7 @@ int VfioUserConnection::send(Message message, std::span<const std::byte> head, s
     std::memcpy(CMSG_DATA(rights), descriptors.data(), descriptors.size_bytes());
   }
   for (std::size_t left = header.size; left != 0;) {
+    if (monotonic_ns() > deadline_) return broken(EAGAIN);
     const ssize_t sent = sendmsg(socket_.get(), &out, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return broken(errno);
@@ -188,6 +192,8 @@ int VfioUserConnection::send(Message message, std::span<const std::byte> head, s
 
 int VfioUserConnection::receive(std::span<std::byte> out) {
   while (!out.empty()) {
+    // Each part comes within the socket's own limit, and all of them together within ours.
+    if (monotonic_ns() > deadline_) return broken(EAGAIN);
     const ssize_t got = recv(socket_.get(), out.data(), out.size(), 0);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return broken(got == 0 ? ECONNRESET : errno);
@@ -235,8 +241,7 @@ int VfioUserConnection::receive_header(Message message, Header& header, std::vec
                     header.command == static_cast<std::uint16_t>(message);
   // A server that needs us to move data for it does not map our memory, which each mapping offers.
   if (ours && header.size >= sizeof header && header.size <= kMostPayload) return 0;
-  broken(EPROTO);
-  return EPROTO;
+  return broken(EPROTO);
 }
 
 VfioUserConnection::Reply VfioUserConnection::call(Message message, std::span<const std::byte> payload,

@@ -56,6 +56,7 @@ class VfioUserConnection {
   std::string path_;
   std::mutex lock_;
   std::atomic<State> state_{State::open};
+  std::uint64_t deadline_ = 0;  ///< of the call that runs
   std::uint16_t id_ = 0;
   std::uint32_t max_descriptors_ = vfio_user::kDefaultMaxMessageFds;
 };

@@ -113,7 +113,7 @@ struct Controller::Impl {
 
   // interrupts.cpp
   void set_interrupt(std::uint16_t vector, int eventfd);
-  void raise(CompletionQueue& queue);
+  void raise(CompletionQueue& queue, std::uint32_t place);
   void deliver() noexcept;
 
   // admin.cpp, identify.cpp, io.cpp

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "base/error.hpp"
+#include "base/fence.hpp"
 #include "emulator/impl.hpp"
 
 namespace ugds::emulator {
@@ -22,11 +23,13 @@ void Controller::Impl::set_interrupt(std::uint16_t vector, int eventfd) {
   vectors[vector].may_block = may_block;
 }
 
-/// Called before the entry is counted: `adaptive` looks at what was there without it.
-void Controller::Impl::raise(CompletionQueue& queue) {
+/// For the entry at `place`, which the host can see by now. `adaptive` looks at whether it was the first.
+void Controller::Impl::raise(CompletionQueue& queue, std::uint32_t place) {
   if (options.interrupts == Interrupts::adaptive) {
+    // The entry before the look at the head: a host rings its head, and then looks at the entry.
+    full_fence();
     observe(queue);
-    if (queue.head != queue.tail) return;
+    if (queue.head != place) return;
   }
   Vector& vector = vectors[queue.vector];
   if (vector.raised) return;

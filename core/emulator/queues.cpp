@@ -215,13 +215,14 @@ void Controller::Impl::write_entry(CompletionQueue& queue, const Posting& postin
   entry->sq_id = posting.sq;
   const nvme::CompletionWord word =
       nvme::CompletionWord::make(posting.cid, queue.phase, posting.status, do_not_retry(posting.status));
-  if (queue.interrupts && !posting.silent) raise(queue);
+  const std::uint32_t place = queue.tail;
   if (++queue.tail == queue.depth) {
     queue.tail = 0;
     queue.phase = !queue.phase;
   }
   // Last, and after the rest of the entry and the data: the phase tells the host that they are there.
   std::atomic_ref<std::uint32_t>(entry->last).store(word.raw, std::memory_order_release);
+  if (queue.interrupts && !posting.silent) raise(queue, place);
 }
 
 }  // namespace ugds::emulator

@@ -92,6 +92,7 @@ void Handle::set_up(const std::string& text, const Uri& uri) {
   setup_step("open: device");
   device_ = device::open(text, uri);
   turn_ = Turn(*device_);
+  rings_may_block_ = device_->limits().registers_may_block;
   static_cast<void>(ticks_per_second());  // measured here rather than at the first deadline
   controller_ = std::make_unique<Bringup>(*device_);
   controller_->enable();
@@ -187,6 +188,16 @@ bool Handle::set_interrupts() {
   }
 }
 
+/// Before the descriptors are closed.
+void Handle::end_interrupts() noexcept {
+  if (!interrupts_) return;
+  try {
+    device_->set_interrupts({});
+  } catch (const std::exception&) {
+    // A transport of another process or of the kernel has descriptors of its own by now; no harm is done by those.
+  }
+}
+
 void Handle::poll_instead(queue::QueuePair& pair, const std::string& why) {
   polled_because_ = why;
   pair.wakeup()->disarm();
@@ -232,7 +243,7 @@ void Handle::tear_down() {
       !controller_ || (state() != State::wedged && controller_->shut_down()) || device_->reset() || device_->release();
   if (geometry_.number != ~0u) registry.detach(geometry_.number, !stopped);
   if (stopped) {
-    if (interrupts_) device_->set_interrupts({});  // before the descriptors are closed
+    end_interrupts();
     // Whatever was in flight ended with the controller.
     retire_all(nvme::make_status(nvme::StatusType::path, 0x71));
     for (auto& pair : queues_) registry.remove_ledger(pair->ledger());

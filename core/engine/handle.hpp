@@ -72,6 +72,8 @@ class Handle {
   /// What an empty poll turn runs, for a `pump=caller` controller; cached, so that no request asks the device.
   const Turn& turn() const { return turn_; }
 
+  /// Whether a doorbell may wait for another process to answer.
+  bool rings_may_block() const { return rings_may_block_; }
   /// Whether waiters sleep on some queue until the controller interrupts.
   bool interrupts() const { return interrupts_; }
   /// How completions are noticed: "interrupt", "polling", or either with why it is not what was asked for.
@@ -111,6 +113,7 @@ class Handle {
   void make_queues();
   void make_wakeups();
   bool set_interrupts();
+  void end_interrupts() noexcept;
   void create_queue(queue::QueuePair& pair);
   void poll_instead(queue::QueuePair& pair, const std::string& why);
   queue::QueuePair& least_loaded();
@@ -131,6 +134,7 @@ class Handle {
   Geometry geometry_;
   Turn turn_;
   bool interrupts_ = false;
+  bool rings_may_block_ = false;
   std::string polled_because_;  ///< why a queue is polled although interrupts were asked for; from set-up
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;
   std::unique_ptr<Bounce> bounce_;

@@ -115,6 +115,7 @@ bool Operation::stage_piece(queue::QueuePair& pair) {
   if (staged_ != 0) pair.count_continued();
   staged_ += bytes;
   request_.complete_when_idle = staged_ == t.size;
+  begun_ = 0;  // waiting for room begins anew
   return true;
 }
 
@@ -182,7 +183,8 @@ bool Operation::rest() {
   return doze(*wakeup);
 }
 
-/// Sleeps until something on the queue completes. True: nothing did.
+/// Sleeps until something on the queue completes. True: nothing did, or it is time to look around all the same, for
+/// what completes may always be others'.
 bool Operation::doze(queue::Wakeup& wakeup) {
   bool progress = false;
   const auto ready = [&] {
@@ -193,7 +195,7 @@ bool Operation::doze(queue::Wakeup& wakeup) {
     return done() || (progress && !request_.complete_when_idle);
   };
   wakeup.sleep(ready, kNap);
-  return !progress;
+  return !progress || ticks() - looked_ > ns_to_ticks(kNap);
 }
 
 /// Flush, and the one range of a Dataset Management command.

@@ -93,10 +93,14 @@ void Handle::give_back() {
     idle.pause(turn_);
   }
   acquire_all();
-  controller_->shut_down();
-  device_->release();  // no DMA follows, whatever the controller did
-  retire_all(kAbortedByHost);
-  set_state(State::lost, "the system took it back: it is being removed, or unbound from its driver");
+  const bool stopped = controller_->shut_down();
+  if (device_->release() || stopped) {  // no DMA follows, whatever the controller did
+    retire_all(kAbortedByHost);
+    set_state(State::lost, "the system took it back: it is being removed, or unbound from its driver");
+  } else {
+    for (auto& pair : queues_) pair->disbelieve();
+    set_state(State::wedged, "the system asks for the device, which could be neither stopped nor let go of");
+  }
   release_all();
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/fence.hpp"
 #include "base/steps.hpp"
 
 namespace ugds::queue {
@@ -110,6 +111,9 @@ void QueuePair::turn_head() {
   }
   set_next_turn();
   completion_doorbell_.ring(head_);
+  // The head before the look at the next entry: a controller that interrupts only for an empty queue posts that entry,
+  // and then looks at the head. One of the two sees the other.
+  if (wakeup_) full_fence();
 }
 
 void QueuePair::set_next_turn() {

@@ -39,6 +39,8 @@ bool replace(std::uintptr_t address) {
     const std::uintptr_t start = slots[i].start.load(std::memory_order_acquire);
     const std::size_t bytes = slots[i].bytes.load(std::memory_order_relaxed);
     if (start == 0 || address < start || address - start >= bytes) continue;
+    // Another range may have taken the slot between the two.
+    if (slots[i].start.load(std::memory_order_acquire) != start) continue;
     // The system call itself: a sanitizer's mmap is nothing for a signal handler.
     if (syscall(SYS_mmap, start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
                 -1, 0) == -1)

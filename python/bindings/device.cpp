@@ -133,8 +133,8 @@ std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
     raise_stale(device, name);
   OneCommand command;
   std::int64_t result;
-  if (!t.durable && command.start(*handle, handle.caller(), opcode, t.buffer, t.offset, t.size, t.buffer_offset))
-      [[likely]] {
+  if (!t.durable && !handle->rings_may_block() &&
+      command.start(*handle, handle.caller(), opcode, t.buffer, t.offset, t.size, t.buffer_offset)) [[likely]] {
     result = wait(*handle, command, t);
   } else {
     result = transfer_any(*handle, t, unaligned);

@@ -71,8 +71,8 @@ TEST_CASE("pci: addresses are taken in both forms, and nothing else is") {
   CHECK(device::pci_address("0000:65:00.0") == "0000:65:00.0");
   CHECK(device::pci_address("65:00.1") == "0000:65:00.1");
   CHECK(device::pci_address("10001:ff:1f.7") == "10001:ff:1f.7");
-  for (const char* bad :
-       {"", "65", "0000:65:00", "0000:65:20.0", "0000:65:00.8", "0000:65:00.0x", "/dev/nvme0", "::."}) {
+  for (const char* bad : {"", "65", "0000:65:00", "0000:65:20.0", "0000:65:00.8", "0000:65:00.0x", "/dev/nvme0", "::.",
+                          "-1:00:00.0", " 1:00.0", "0x00:65:00.0", "0000:+5:00.0", "0000:65:0.0", "1:2:3:00.0"}) {
     CHECK_FALSE(device::pci_address(bad).has_value());
   }
   CHECK_THROWS_AS(device::find_nvme_function("zz"), Failure);

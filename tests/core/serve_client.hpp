@@ -22,11 +22,11 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "nvme/commands.hpp"
 #include "nvme/entries.hpp"
 #include "nvme/registers.hpp"
-#include "base/descriptor.hpp"
 #include "serve/server.hpp"
 #include "vfio_user/protocol.hpp"
 

@@ -7,13 +7,14 @@ import errno
 import fcntl
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 import ugds
 from host_machine import SSD, SSD2, Machine, put
 from ugds import cli
-from ugds.host import _cli, bind, unbind
+from ugds.host import _cli, bind, binding, unbind
 
 OVERRIDE = f"/bus/pci/devices/{SSD}/driver_override"
 PROBE = "/bus/pci/drivers_probe"
@@ -316,3 +317,54 @@ def test_wrong_usage_exits_with_2(here: Machine, arguments: list[str]) -> None:
 
 def test_an_unknown_address_exits_with_1(here: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"did you mean {SSD}?" in run(capsys, "unbind", SSD2, status=1)[1]
+
+
+# --- Plans that others overtook --------------------------------------------------------------------------------------
+
+
+def test_a_plan_from_before_another_move_changes_nothing(blank: Machine) -> None:
+    bind(SSD, roots=blank)
+    first, second = binding.plan_unbind(blank, SSD), binding.plan_unbind(blank, SSD)
+    assert binding.execute(first).after == "nvme"  # from now on its disks may be mounted
+    blank.writes.clear()
+    with pytest.raises(ugds.Error, match="moved meanwhile: nvme holds it") as caught:
+        binding.execute(second)
+    assert caught.value.errno == errno.EBUSY
+    assert blank.writes == []
+    assert blank.holder() == "nvme"
+
+
+def test_what_nvme_has_by_then_is_not_taken_back_from_it(blank: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind(SSD, roots=blank)
+    plan = binding.plan_unbind(blank, SSD)
+    write = blank.write
+
+    def fail_after_the_probe(path: Path, value: str) -> None:
+        write(path, value)
+        if str(path).endswith("drivers_probe"):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(blank, "write", fail_after_the_probe)
+    with pytest.raises(ugds.Error):
+        binding.execute(plan)
+    assert blank.holder() == "nvme"
+
+
+def test_a_move_that_is_ended_from_outside_is_taken_back(here: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = here.write
+
+    def end_at_the_unbind(path: Path, value: str) -> None:
+        write(path, value)
+        if str(path).endswith("nvme/unbind"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(here, "write", end_at_the_unbind)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["bind", SSD])
+        assert caught.value.code == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGHUP, before[1])
+    assert here.holder() == "nvme"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
@@ -198,3 +199,57 @@ def test_every_uri_can_name_a_namespace(open_ssd: OpenSsd) -> None:
         ugds.open("emulated:1MiB?namespaces=2&ns=3")
     with pytest.raises(ugds.Error, match="ns"):
         ugds.open("emulated:1MiB?ns=0")
+
+
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_a_command_that_hangs_is_noticed_while_others_complete_on_its_queue(
+    open_ssd: OpenSsd, interrupts: bool
+) -> None:
+    ssd = open_ssd("emulated:1MiB?latency=2ms", interrupts=interrupts, queues=1, deadline=0.5)
+    stop = threading.Event()
+
+    def others() -> None:
+        with ugds.empty(BLOCK) as buffer:
+            while not stop.is_set():
+                with contextlib.suppress(ugds.Error):  # a reset ends theirs too
+                    ssd.read(buffer, 8 * BLOCK)
+
+    threads = [threading.Thread(target=others) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    ugds.testing.emulator(ssd).inject("hang", lba=0, blocks=1)
+    with ugds.empty(BLOCK) as buffer:
+        start = time.monotonic()
+        with pytest.raises(ugds.Error) as caught:
+            ssd.read(buffer, 0)
+        took = time.monotonic() - start
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert caught.value.errno == errno.ETIMEDOUT
+    assert took < 5
+
+
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_requests_that_get_on_are_not_ended_by_the_deadline_of_their_commands(
+    open_ssd: OpenSsd, interrupts: bool
+) -> None:
+    # Each takes longer than the deadline, and none of its commands does.
+    ssd = open_ssd("emulated:16MiB?latency=20ms", interrupts=interrupts, queues=1, depth=4, deadline=1.0)
+    failed: list[ugds.Error] = []
+
+    def read() -> None:
+        with ugds.empty("8MiB") as buffer:
+            try:
+                assert ssd.read(buffer) == len(buffer)
+            except ugds.Error as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - start > 1.2
+    assert not failed

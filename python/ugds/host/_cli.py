@@ -6,9 +6,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from ugds import _report
@@ -123,9 +125,16 @@ def _dry_run(plan: Plan, arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _end(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def _execute(plan: Plan, arguments: argparse.Namespace, released: Callable[[], None]) -> int:
     from ugds.host import binding
 
+    # Ended from outside, it takes back what it did.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     if arguments.json:
         change = binding.execute(plan, released=released)
         print(json.dumps(dataclasses.asdict(change)))

@@ -124,6 +124,7 @@ class _Mover:
         self.plan, self.roots, self.report, self.released = plan, plan.roots, report, released
         self.made: list[str] = []
         self.touched = False
+        self.taken = False  # the former driver was made to let go, by us
 
     def tell(self, words: str) -> None:
         self.made.append(words)
@@ -133,8 +134,14 @@ class _Mover:
         if step.target is None:
             self.roots.modprobe(step.value)
         else:
-            self.roots.write(step.target, step.value)
-            self.touched = True
+            letting_go = step.target.name == "unbind"
+            # Before it is made: what ends us in the middle of it must know.
+            self.touched, self.taken = True, self.taken or letting_go
+            try:
+                self.roots.write(step.target, step.value)
+            except OSError:
+                self.taken = self.taken and not letting_go
+                raise
         self.tell(step.words())
 
     def fail(self, code: int, cause: str, hint: str) -> Error:
@@ -145,8 +152,17 @@ class _Mover:
             cause = f"{cause}; {restored}"
         return failure(code, plan.operation, plan.address, cause, hint)
 
+    def check(self) -> None:
+        """Between the look at the controller and the lock somebody else may have moved it."""
+        plan = self.plan
+        now, override = pci.driver_of(plan.device), pci.override_of(plan.device)
+        if (now, override) != (plan.before, plan.override):
+            cause = f"it was moved meanwhile: {now or 'no driver'} holds it, and it was {plan.before or 'no driver'}"
+            raise failure(errno.EBUSY, plan.operation, plan.address, cause, "look at it (ugds devices), and repeat")
+
     def move(self) -> None:
         plan = self.plan
+        self.check()
         for step in plan.steps:
             try:
                 self.make(step)
@@ -171,7 +187,9 @@ class _Mover:
         self.released()
         steps = []
         current = pci.driver_of(plan.device)
-        if current != plan.before:
+        # Only what was done here is undone; and what nvme has by now may be mounted.
+        ours = (self.taken or plan.before is None) and current != "nvme"
+        if current != plan.before and ours:
             if current is not None:
                 steps.append(Step(bus / "drivers" / current / "unbind", plan.address))
             if plan.before is not None:
@@ -206,8 +224,9 @@ def execute(plan: Plan, report: Report = lambda words: None, released: Callable[
         with plan.roots.locked(plan.device):
             try:
                 mover.move()
-            except KeyboardInterrupt:  # half a move is nobody's wish
-                mover.restore()
+            except (KeyboardInterrupt, SystemExit):  # half a move is nobody's wish
+                if mover.touched:
+                    mover.restore()
                 raise
     except BlockingIOError:
         cause = "another process is moving it"
