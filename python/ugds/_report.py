@@ -92,7 +92,8 @@ def records_tables(records: list[Record]) -> list[RenderableType]:
         rows = list(group)
         common = [name for name in params if all(row.params[name] == rows[0].params[name] for row in rows)]
         said = [f"{name} {rows[0].params[name]}" for name in common]
-        transport = rows[0].device.partition(":")[0]
+        scheme = rows[0].device.partition(":")[0]
+        transport = {"pci": "vfio"}.get(scheme, scheme)
         # Whose it is, where a benchmark has several devices.
         whose = [rows[0].device] if len({record.device for record in records}) > 1 else []
         heading = ", ".join([*whose, *said, f"memory {memory}", f"transport {transport}", f"route {route}"])
