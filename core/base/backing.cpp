@@ -7,7 +7,6 @@
 
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "base/fork.hpp"
 
@@ -22,11 +21,20 @@ struct Known {
   };
   std::mutex lock;
   std::map<std::uint64_t, Range> ranges;  // by first address
-  bool hooks = false;
 };
 
 Known& known() {
-  static auto* const one = new Known;  // NOLINT: memory may be freed after static destruction
+  // NOLINTNEXTLINE: memory may be freed after static destruction
+  static auto* const one = [] {
+    auto* const made = new Known;
+    // A child did not inherit the memory: at its addresses there is something of its own.
+    on_fork(ForkOrder::backings, {[] { known().lock.lock(); }, [] { known().lock.unlock(); },
+                                  [] {
+                                    known().ranges.clear();
+                                    known().lock.unlock();
+                                  }});
+    return made;
+  }();
   return *one;
 }
 
@@ -35,14 +43,6 @@ Known& known() {
 void remember_backing(const void* address, std::uint64_t length, int descriptor) {
   Known& k = known();
   std::lock_guard guard(k.lock);
-  if (!std::exchange(k.hooks, true)) {
-    // A child did not inherit the memory: at its addresses there is something of its own.
-    on_fork({[] { known().lock.lock(); }, [] { known().lock.unlock(); },
-             [] {
-               known().ranges.clear();
-               known().lock.unlock();
-             }});
-  }
   k.ranges[reinterpret_cast<std::uintptr_t>(address)] = {length, descriptor};
 }
 

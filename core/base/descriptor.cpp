@@ -16,20 +16,23 @@ namespace {
 struct Open {
   std::mutex lock;
   Descriptor* first = nullptr;
-  bool hooks = false;
 };
 constinit Immortal<Open> open;
 
 }  // namespace
 
 void Descriptor::prepare_for_fork() {
-  if (std::exchange(open.value.hooks, true)) return;
-  on_fork({[] { open.value.lock.lock(); }, [] { open.value.lock.unlock(); },
-           [] {
-             for (Descriptor* d = open.value.first; d != nullptr; d = d->next_) close(std::exchange(d->number_, -1));
-             open.value.first = nullptr;
-             open.value.lock.unlock();
-           }});
+  static const bool hooked = [] {
+    on_fork(ForkOrder::descriptors, {[] { open.value.lock.lock(); }, [] { open.value.lock.unlock(); },
+                                     [] {
+                                       for (Descriptor* d = open.value.first; d != nullptr; d = d->next_)
+                                         close(std::exchange(d->number_, -1));
+                                       open.value.first = nullptr;
+                                       open.value.lock.unlock();
+                                     }});
+    return true;
+  }();
+  static_cast<void>(hooked);
 }
 
 void Descriptor::link() noexcept {
@@ -46,8 +49,8 @@ void Descriptor::unlink() noexcept {
 
 Descriptor::Descriptor(int number) {
   if (number < 0) return;
-  std::lock_guard guard(open.value.lock);
   prepare_for_fork();
+  std::lock_guard guard(open.value.lock);
   number_ = number;
   link();
 }

@@ -3,21 +3,53 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <atomic>
+#include <mutex>
+
+#include "base/immortal.hpp"
 
 namespace ugds {
 
 namespace {
+
+struct Tables {
+  std::mutex lock;
+  std::array<ForkHooks, static_cast<std::size_t>(ForkOrder::descriptors) + 1> hooks{};  // by ForkOrder
+  bool registered = false;
+};
+constinit Immortal<Tables> tables;
 std::atomic<unsigned> generation{0};
+
+void call(void (*hook)()) {
+  if (hook != nullptr) hook();
 }
 
-void on_fork(const ForkHooks& hooks) {
-  static const bool counted = [] {
-    pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
-    return true;
-  }();
-  static_cast<void>(counted);
-  pthread_atfork(hooks.prepare, hooks.parent, hooks.child);
+void prepare() {
+  tables.value.lock.lock();
+  for (const ForkHooks& hooks : tables.value.hooks) call(hooks.prepare);
+}
+
+void in_parent() {
+  auto& all = tables.value.hooks;
+  for (auto hooks = all.rbegin(); hooks != all.rend(); ++hooks) call(hooks->parent);
+  tables.value.lock.unlock();
+}
+
+void in_child() {
+  generation.fetch_add(1);
+  auto& all = tables.value.hooks;
+  for (auto hooks = all.rbegin(); hooks != all.rend(); ++hooks) call(hooks->child);
+  tables.value.lock.unlock();
+}
+
+}  // namespace
+
+void on_fork(ForkOrder order, const ForkHooks& hooks) {
+  std::lock_guard guard(tables.value.lock);
+  if (!tables.value.registered) pthread_atfork(prepare, in_parent, in_child);
+  tables.value.registered = true;
+  tables.value.hooks[static_cast<std::size_t>(order)] = hooks;
 }
 
 unsigned fork_generation() { return generation.load(std::memory_order_relaxed); }

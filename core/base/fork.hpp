@@ -7,16 +7,30 @@
 
 namespace ugds {
 
-/// A process-wide table that survives `fork`. The hooks are run by pthread_atfork, in order of registration at
-/// `parent` and `child` and in reverse at `prepare`. A child's hook empties the table.
+/// Which locks are taken before which, when more than one is held: a fork takes all of them in this order. What is
+/// further down may be taken while holding what stands above it, and never the other way round.
+enum class ForkOrder : unsigned char {
+  c_driver,
+  handles,
+  registrations,
+  iommu_groups,
+  claimed_functions,
+  watches,
+  subsystems,
+  backings,
+  descriptors,
+};
+
+/// A process-wide table that survives `fork`: `prepare` locks it and `parent` unlocks it; in the child `child` empties
+/// and unlocks it. Any may be null.
 struct ForkHooks {
   void (*prepare)();
   void (*parent)();
   void (*child)();
 };
 
-/// Registers the hooks. Call once a table, from its construction.
-void on_fork(const ForkHooks& hooks);
+/// Registers the hooks of one table. Call once, before it is first used.
+void on_fork(ForkOrder order, const ForkHooks& hooks);
 
 /// How many forks lie between this process and the one that loaded the library.
 unsigned fork_generation();

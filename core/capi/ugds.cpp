@@ -42,7 +42,6 @@ static_assert(sizeof(uGDSIOParams_t) == 48 && sizeof(uGDSIOEvents_t) == 24);
 /// What C callers opened and registered, for the last uGDSDriverClose. Python's are its own.
 struct Driver {
   std::mutex lock;
-  bool fork_hooks = false;
   std::atomic<int> opened{0};
   std::vector<HandleId> handles;
   std::vector<Reference> buffers;
@@ -53,15 +52,19 @@ constinit ugds::Immortal<Driver> the_driver;
 Driver& driver() { return the_driver.value; }
 
 void prepare_for_fork() {
-  Table::instance().prepare_for_fork();  // locked after this, so its hooks come first
-  std::lock_guard guard(driver().lock);
-  if (std::exchange(driver().fork_hooks, true)) return;
-  ugds::on_fork({[] { driver().lock.lock(); }, [] { driver().lock.unlock(); },
-                 [] {
-                   driver().handles.clear();  // the parent's
-                   driver().buffers.clear();
-                   driver().lock.unlock();
-                 }});
+  static const bool hooked = [] {
+    ugds::on_fork(ugds::ForkOrder::c_driver, {[] { driver().lock.lock(); }, [] { driver().lock.unlock(); },
+                                              [] {
+                                                driver().handles.clear();  // the parent's
+                                                driver().buffers.clear();
+                                                for (auto& memory : driver().memory)
+                                                  static_cast<void>(memory.release());  // not inherited
+                                                driver().memory.clear();
+                                                driver().lock.unlock();
+                                              }});
+    return true;
+  }();
+  static_cast<void>(hooked);
 }
 
 bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
@@ -324,16 +327,27 @@ void* uGDSHostAlloc(size_t size) {
 
 uGDSError_t uGDSHostFree(void* memory) {
   if (memory == nullptr) return answer(UGDS_SUCCESS);
-  std::lock_guard guard(driver().lock);
-  const auto found = std::find_if(driver().memory.begin(), driver().memory.end(),
-                                  [&](const auto& mine) { return mine->data() == memory; });
-  if (found == driver().memory.end()) {
+  auto& driver_memory = driver().memory;
+  const auto find = [&] {
+    return std::find_if(driver_memory.begin(), driver_memory.end(),
+                        [&](const auto& mine) { return mine->data() == memory; });
+  };
+  std::unique_ptr<ugds::memory::HostMemory> freed;  // without the lock: it takes others
+  {
+    std::lock_guard guard(driver().lock);
+    if (const auto found = find(); found != driver_memory.end()) {
+      freed = std::move(*found);
+      driver_memory.erase(found);
+    }
+  }
+  if (!freed) {
     return refuse("free", UGDS_INVALID_VALUE, EINVAL, "the memory is not from uGDSHostAlloc, or was freed before");
   }
-  if (Registry::instance().overlaps(memory, (*found)->size())) {
+  if (Registry::instance().overlaps(memory, freed->size())) {
+    std::lock_guard guard(driver().lock);
+    driver_memory.push_back(std::move(freed));
     return refuse("free", UGDS_BUSY, EBUSY, "the memory is registered", "call uGDSBufDeregister() first");
   }
-  driver().memory.erase(found);
   return answer(UGDS_SUCCESS);
 }
 

@@ -87,10 +87,19 @@ class Type1 final : public Iommu {
 struct Groups {
   std::mutex lock;
   std::map<std::string, std::weak_ptr<Type1>> open;
-  unsigned generation = 0;
 };
 Groups& groups() {
-  static auto* const all = new Groups;  // NOLINT: devices may be closed after static destruction
+  // NOLINTNEXTLINE: devices may be closed after static destruction
+  static auto* const all = [] {
+    auto* const made = new Groups;
+    // What a parent of a fork has open is the parent's.
+    on_fork(ForkOrder::iommu_groups, {[] { groups().lock.lock(); }, [] { groups().lock.unlock(); },
+                                      [] {
+                                        groups().open.clear();
+                                        groups().lock.unlock();
+                                      }});
+    return made;
+  }();
   return *all;
 }
 
@@ -136,8 +145,6 @@ VfioAccess open_by_type1(const PciFunction& function) {
   }
   Groups& all = groups();
   std::lock_guard guard(all.lock);
-  // What a parent of a fork has open is the parent's.
-  if (std::exchange(all.generation, fork_generation()) != fork_generation()) all.open.clear();
   std::shared_ptr<Type1> group = all.open[function.group].lock();
   if (!group) all.open[function.group] = group = open_group(function);
   const int device = abi::call(group->group(), VFIO_GROUP_GET_DEVICE_FD, function.address.c_str());

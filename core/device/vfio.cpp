@@ -80,10 +80,19 @@ VfioAccess open_function(const PciFunction& function, Way way) {
 struct Claimed {
   std::mutex lock;
   std::set<std::string> addresses;
-  unsigned generation = 0;
 };
 Claimed& claimed() {
-  static auto* const all = new Claimed;  // NOLINT: devices may be closed after static destruction
+  // NOLINTNEXTLINE: devices may be closed after static destruction
+  static auto* const all = [] {
+    auto* const made = new Claimed;
+    // A child of a fork has none of its parent's devices.
+    on_fork(ForkOrder::claimed_functions, {[] { claimed().lock.lock(); }, [] { claimed().lock.unlock(); },
+                                           [] {
+                                             claimed().addresses.clear();
+                                             claimed().lock.unlock();
+                                           }});
+    return made;
+  }();
   return *all;
 }
 
@@ -102,8 +111,6 @@ vfio_region_info region_info(int device, std::uint32_t index) {
 VfioDevice::Claim::Claim(const PciFunction& function) : address_(function.address) {
   Claimed& all = claimed();
   std::lock_guard guard(all.lock);
-  // A child of a fork has none of its parent's devices.
-  if (std::exchange(all.generation, fork_generation()) != fork_generation()) all.addresses.clear();
   if (!all.addresses.insert(address_).second) fail_in_use(function);
 }
 

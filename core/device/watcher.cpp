@@ -33,13 +33,22 @@ struct Watcher {
   std::thread::id thread;
   int epoll = -1;
   unsigned generation = 0;
-  bool hooks = false;
 
   void run();
   void start();
 };
 Watcher& watcher() {
-  static auto* const one = new Watcher;  // NOLINT: its thread runs to the process's end
+  // NOLINTNEXTLINE: its thread runs to the process's end
+  static auto* const one = [] {
+    auto* const made = new Watcher;
+    on_fork(ForkOrder::watches, {[] { watcher().lock.lock(); }, [] { watcher().lock.unlock(); },
+                                 [] {
+                                   watcher().watches.clear();
+                                   watcher().running = 0;
+                                   watcher().lock.unlock();
+                                 }});
+    return made;
+  }();
   return *one;
 }
 
@@ -65,15 +74,6 @@ void Watcher::run() {
 
 /// Under the lock.
 void Watcher::start() {
-  if (!hooks) {
-    on_fork({[] { watcher().lock.lock(); }, [] { watcher().lock.unlock(); },
-             [] {
-               watcher().watches.clear();
-               watcher().running = 0;
-               watcher().lock.unlock();
-             }});
-    hooks = true;
-  }
   // A child of a fork has neither the thread nor a use for the parent's descriptor.
   if (epoll >= 0 && generation == fork_generation()) return;
   generation = fork_generation();

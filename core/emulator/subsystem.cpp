@@ -36,7 +36,7 @@ Registry& registry() {
   // A child of a fork starts with another one: in the parent's, a thread that does not exist here may hold the lock and
   // may be half-way through a change, and the subsystems' threads do not exist here either. It is leaked there.
   static constinit std::atomic<bool> hooked{false};
-  if (!hooked.exchange(true)) on_fork({nullptr, nullptr, [] { the_registry.store(nullptr); }});
+  if (!hooked.exchange(true)) on_fork(ForkOrder::subsystems, {nullptr, nullptr, [] { the_registry.store(nullptr); }});
   auto made = std::make_unique<Registry>();
   Registry* first = nullptr;
   if (!the_registry.compare_exchange_strong(first, made.get())) return *first;

@@ -25,21 +25,23 @@ void rest() {
 }  // namespace
 
 void Table::prepare_for_fork() {
-  std::lock_guard guard(lock_);
-  if (std::exchange(fork_hooks_, true)) return;
-  on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
-           [] {
-             Table& self = instance();
-             for (Slot& slot : self.slots_) {
-               slot.id.store(self.nobody(slot));
-               slot.handle = nullptr;
-               slot.reserved = false;
-               slot.closing = 0;
-               for (auto& stripe : slot.users) stripe.count.store(0);
-             }
-             self.forked_below_ = self.next_;
-             self.lock_.unlock();
-           }});
+  static const bool hooked = [] {
+    on_fork(ForkOrder::handles, {[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
+                                 [] {
+                                   Table& self = instance();
+                                   for (Slot& slot : self.slots_) {
+                                     slot.id.store(self.nobody(slot));
+                                     slot.handle = nullptr;
+                                     slot.reserved = false;
+                                     slot.closing = 0;
+                                     for (auto& stripe : slot.users) stripe.count.store(0);
+                                   }
+                                   self.forked_below_ = self.next_;
+                                   self.lock_.unlock();
+                                 }});
+    return true;
+  }();
+  static_cast<void>(hooked);
 }
 
 HandleId Table::open(const std::string& uri, const Policy& policy) {

@@ -109,7 +109,6 @@ class Table {
 
   std::atomic<std::uint32_t> nobodys_{0};  ///< a count that is never looked at, for uses that found nothing
   std::mutex lock_;
-  bool fork_hooks_ = false;
   HandleId next_ = 1;
   HandleId forked_below_ = 0;
   // An unused slot's 0 is no other slot's identifier either; the first has nobody().

@@ -35,6 +35,32 @@ const char* route_name(Route route) {
 
 constinit Immortal<Registry> registry;
 
+/// Before the lock is taken, which a fork takes after its own.
+void Registry::prepare_for_fork() {
+  static const bool hooked = [] {
+    on_fork(ForkOrder::registrations, {[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
+                                       [] {
+                                         Registry& self = instance();
+                                         // The parent's devices do not exist here. What was mapped to them is left
+                                         // alone, and is forgotten: the number of one may be that of the child's own
+                                         // device, which never mapped it.
+                                         for (std::uint32_t i = 0; i < self.used_; ++i) {
+                                           self.slots_[i].generation_.store(0);
+                                           for (auto& pages : self.slots_[i].pages_) {
+                                             if (pages.load() != nullptr) pages.store(nullptr);
+                                           }
+                                         }
+                                         self.index_.clear();
+                                         self.devices_ = {};
+                                         self.ledgers_.clear();
+                                         self.open_ = 0;
+                                         self.lock_.unlock();
+                                       }});
+    return true;
+  }();
+  static_cast<void>(hooked);
+}
+
 void Registry::reserve_slots() {
   if (slots_ != nullptr) return;
   // All-zero bytes are a free slot: a page of them is made by the kernel when one is first used.
@@ -42,23 +68,6 @@ void Registry::reserve_slots() {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   slots_ = static_cast<Registration*>(memory);
-  on_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
-           [] {
-             Registry& self = instance();
-             // The parent's devices do not exist here. What was mapped to them is left alone, and is forgotten: the
-             // number of one may be that of the child's own device, which never mapped it.
-             for (std::uint32_t i = 0; i < self.used_; ++i) {
-               self.slots_[i].generation_.store(0);
-               for (auto& pages : self.slots_[i].pages_) {
-                 if (pages.load() != nullptr) pages.store(nullptr);
-               }
-             }
-             self.index_.clear();
-             self.devices_ = {};
-             self.ledgers_.clear();
-             self.open_ = 0;
-             self.lock_.unlock();
-           }});
 }
 
 std::uint32_t Registry::take_slot() {
@@ -83,6 +92,7 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   if (address == nullptr || begin + size < begin) {
     fail(EINVAL, "register", "the range is not memory of this process", "check the pointer and the size");
   }
+  prepare_for_fork();
   std::lock_guard guard(lock_);
   if (index_.overlaps(begin, begin + size)) {
     fail(EEXIST, "register", "the range overlaps a buffer that is registered already",
@@ -210,6 +220,7 @@ bool Registry::overlaps(const void* address, std::uint64_t size) {
 }
 
 std::uint32_t Registry::attach(device::Device& device) {
+  prepare_for_fork();
   std::lock_guard guard(lock_);
   setup_step("attach");
   reserve_slots();
@@ -248,6 +259,7 @@ void Registry::detach(std::uint32_t number, bool leak) {
 }
 
 void Registry::add_ledger(Ledger& ledger) {
+  prepare_for_fork();
   std::lock_guard guard(lock_);
   setup_step("registry: ledger");
   ledgers_.push_back(&ledger);

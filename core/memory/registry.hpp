@@ -154,6 +154,7 @@ class Registry {
   /// Beside the slot's address in the index.
   static constexpr std::uint64_t kReadonly = 1;
 
+  static void prepare_for_fork();
   void reserve_slots();
   std::uint32_t take_slot();
   void map_to(Registration& registration, std::uint32_t device);
