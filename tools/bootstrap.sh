@@ -40,6 +40,22 @@ missing_packages() {
     # Valgrind needs the symbols of the C library's loader.
     echo libc6-dbg
   fi
+  # Makers of file systems and partition tables, which `ugds bind` has to recognise; without them their tests are
+  # skipped, so nobody is asked for them.
+  [ "$(id -u)" = 0 ] || return 0
+  local tool package
+  while read -r tool package; do
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || echo "$package"
+  done <<<'sfdisk fdisk
+parted parted
+cryptsetup cryptsetup-bin
+mkfs.ext4 e2fsprogs
+mkfs.xfs xfsprogs
+mkfs.vfat dosfstools
+mkfs.btrfs btrfs-progs
+mkfs.f2fs f2fs-tools
+mkfs.exfat exfatprogs
+mkntfs ntfs-3g'
 }
 
 install_packages() {
