@@ -107,6 +107,11 @@ Mapping Device::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
        "map it into this process and register that");
 }
 
+void Device::require_vectors(std::size_t count) const {
+  const std::uint32_t vectors = limits().interrupt_vectors;
+  if (count > vectors) fail(EINVAL, "open", "the device has " + std::to_string(vectors) + " interrupt vectors");
+}
+
 void Device::set_interrupts(std::span<const int> eventfds) {
   if (!eventfds.empty()) fail(EOPNOTSUPP, "open", "this transport has no interrupts", "completions are polled");
 }

@@ -107,6 +107,10 @@ class Device {
   using Turn = void (*)(void* context);
   virtual Turn turn() const { return nullptr; }
   virtual void* turn_context() const { return nullptr; }
+
+ protected:
+  /// For set_interrupts. Throws Failure(EINVAL) where there are fewer vectors than asked for.
+  void require_vectors(std::size_t count) const;
 };
 
 /// Host memory mapped to one device: rings, lists, Identify pages. Zeroed. Not inherited by `fork`.

@@ -33,10 +33,8 @@ Mapping EmulatedDevice::map(void* address, Bytes length, Access access, std::uin
 void EmulatedDevice::unmap(const Mapping& mapping) noexcept { controller_.unmap(mapping.token); }
 
 void EmulatedDevice::set_interrupts(std::span<const int> eventfds) {
+  require_vectors(eventfds.size());
   const std::uint32_t vectors = controller_.options().vector_count();
-  if (eventfds.size() > vectors) {
-    fail(EINVAL, "open", "the device has " + std::to_string(vectors) + " interrupt vectors");
-  }
   for (std::uint32_t i = 0; i < vectors; ++i) {
     controller_.set_interrupt(static_cast<std::uint16_t>(i), i < eventfds.size() ? eventfds[i] : -1);
   }

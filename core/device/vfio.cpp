@@ -18,7 +18,7 @@
 #include "base/steps.hpp"
 #include "device/vfio_abi.hpp"
 #include "device/watcher.hpp"
-#include "nvme/prp.hpp"
+#include "nvme/registers.hpp"
 
 namespace ugds::device {
 
@@ -150,7 +150,7 @@ VfioDevice::~VfioDevice() {
 void VfioDevice::map_registers() {
   setup_step("vfio: registers");
   const vfio_region_info bar = region_info(access_.device.get(), VFIO_PCI_BAR0_REGION_INDEX);
-  constexpr std::uint64_t kLeast = 0x1008;  // the registers, and the admin queue's doorbells
+  constexpr std::uint64_t kLeast = nvme::kDoorbellBase + 8;  // the registers, and the admin queue's doorbells
   if ((bar.flags & VFIO_REGION_INFO_FLAG_MMAP) == 0 || bar.size < kLeast) {
     fail(EOPNOTSUPP, "open",
          "the controller's registers (BAR0, " + std::to_string(bar.size) + " bytes) cannot be mapped",
@@ -211,9 +211,7 @@ void VfioDevice::set_trigger(std::uint32_t index, std::span<const int> eventfds)
 
 void VfioDevice::set_interrupts(std::span<const int> eventfds) {
   std::lock_guard guard(lock_);
-  if (eventfds.size() > limits_.interrupt_vectors) {
-    fail(EINVAL, "open", "the device has " + std::to_string(limits_.interrupt_vectors) + " interrupt vectors");
-  }
+  require_vectors(eventfds.size());
   if (!access_.device) return;
   // Older kernels take a new set of vectors only while none is set; every kernel refuses to end what is not.
   if (std::exchange(has_interrupts_, false)) set_trigger(VFIO_PCI_MSIX_IRQ_INDEX, {});
@@ -247,24 +245,19 @@ std::uint32_t* VfioDevice::doorbell(std::uint32_t offset) {
   return reinterpret_cast<std::uint32_t*>(registers_ + offset);
 }
 
+/// What maps memory for the device, while there is one.
+std::shared_ptr<Iommu> VfioDevice::translation() {
+  std::lock_guard guard(lock_);
+  if (!access_.device) fail(ENODEV, "map", "the device was given back to the system", "close it");
+  return access_.iommu;
+}
+
 Mapping VfioDevice::map(void* address, Bytes length, Access access, std::uint64_t* pages) {
-  std::shared_ptr<Iommu> iommu;
-  {
-    std::lock_guard guard(lock_);
-    if (access_.device) iommu = access_.iommu;
-  }
-  if (!iommu) fail(ENODEV, "map", "the device was given back to the system", "close it");
-  return iommu->map(address, length, access, pages);
+  return translation()->map(address, length, access, pages);
 }
 
 Mapping VfioDevice::map_descriptor(const DescriptorRange& range, Access access, std::uint64_t* pages) {
-  std::shared_ptr<Iommu> iommu;
-  {
-    std::lock_guard guard(lock_);
-    if (access_.device) iommu = access_.iommu;
-  }
-  if (!iommu) fail(ENODEV, "map", "the device was given back to the system", "close it");
-  return iommu->map_descriptor(range, access, pages);
+  return translation()->map_descriptor(range, access, pages);
 }
 
 void VfioDevice::unmap(const Mapping& mapping) noexcept { access_.iommu->unmap(mapping); }

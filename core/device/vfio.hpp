@@ -41,6 +41,7 @@ class VfioDevice final : public Device {
   bool release() noexcept override;
 
  private:
+  std::shared_ptr<Iommu> translation();
   void map_registers();
   void find_interrupts();
   void enable_bus_master();

@@ -131,14 +131,11 @@ void VfioUserDevice::add_area(int descriptor, std::uint64_t place, std::uint64_t
   // What cannot be mapped is reached by messages.
   if (size == 0 || ((offset | size | place) & 4095) != 0) return;
   // A store beyond the file's end would end this process. Where it can be sealed it stays as long as it is.
+  fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK);
   struct stat file {};
   if (fstat(descriptor, &file) != 0) return;
-  fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK);
-  const bool sized = S_ISREG(file.st_mode);
-  if (sized && (fstat(descriptor, &file) != 0 || static_cast<std::uint64_t>(file.st_size) < place ||
-                static_cast<std::uint64_t>(file.st_size) - place < size)) {
-    return;
-  }
+  const auto bytes = static_cast<std::uint64_t>(file.st_size);
+  if (S_ISREG(file.st_mode) && (bytes < place || bytes - place < size)) return;
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, static_cast<off_t>(place));
   if (memory == MAP_FAILED) return;
   madvise(memory, size, MADV_DONTFORK);
@@ -176,9 +173,7 @@ void VfioUserDevice::enable_msix() {
 }
 
 void VfioUserDevice::set_interrupts(std::span<const int> eventfds) {
-  if (eventfds.size() > limits_.interrupt_vectors) {
-    fail(EINVAL, "open", "the device has " + std::to_string(limits_.interrupt_vectors) + " interrupt vectors");
-  }
+  require_vectors(eventfds.size());
   const auto demand = [&](const vfio_user::IrqSet& set, std::span<const int> descriptors) {
     const auto reply = connection_.call(Message::device_set_irqs, bytes_of(set), descriptors);
     if (reply.error == 0 || connection_.closed()) return;

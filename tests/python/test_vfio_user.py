@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import ugds
+from wedged import close_in_the_end
 
 BLOCK = 4096
 
@@ -264,12 +265,7 @@ def test_what_a_stopped_server_may_still_write_to_stays_held(serve: Callable[...
         assert other.read(another) == BLOCK
     # Once it runs again it notices, stops, and closes its end: then nothing is held any more.
     server.process.send_signal(signal.SIGCONT)
-    end = time.monotonic() + 10
-    while not ssd.closed:
-        try:
-            ssd.close(0.1)
-        except ugds.Error:
-            assert time.monotonic() < end
+    close_in_the_end(ssd)
     buffer.close()
 
 

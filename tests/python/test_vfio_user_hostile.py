@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import ugds
 from vfio_user_proxy import DMA_MAP, HEADER, REGION_INFO, REGION_READ, SET_IRQS, Change, Proxy, refusal
+from wedged import close_in_the_end
 
 BLOCK = 4096
 
@@ -34,15 +35,6 @@ def behind(tmp_path: Path) -> Iterator[Callable[..., tuple[str, ugds.Server]]]:
         proxy.close()
     for server in servers:
         server.close()
-
-
-def close_in_the_end(ssd: ugds.Device) -> None:
-    end = time.monotonic() + 10
-    while not ssd.closed:
-        try:
-            ssd.close(0.1)
-        except ugds.Error:
-            assert time.monotonic() < end
 
 
 def test_a_reply_that_makes_no_sense_is_not_taken_for_a_device_that_has_gone(
