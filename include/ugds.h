@@ -16,6 +16,7 @@
 #include <sys/types.h>
 #include <time.h>
 
+struct iovec;    /* <sys/uio.h> */
 struct timespec; /* not declared by <time.h> in strict C99 */
 
 #ifdef __cplusplus
@@ -122,6 +123,17 @@ typedef struct uGDSIOParams {
   void* cookie;
 } uGDSIOParams_t;
 
+/* Of a batch's request. Waiting and pending are not told: events are of requests that have ended. */
+typedef enum uGDSBatchStatus {
+  UGDS_BATCH_WAITING = 0x01,
+  UGDS_BATCH_PENDING = 0x02,
+  UGDS_BATCH_INVALID = 0x04,
+  UGDS_BATCH_CANCELED = 0x08, /* extension */
+  UGDS_BATCH_COMPLETE = 0x10,
+  UGDS_BATCH_TIMEOUT = 0x20,
+  UGDS_BATCH_FAILED = 0x40
+} uGDSBatchStatus_t;
+
 typedef struct uGDSIOEvents {
   void* cookie;
   int status;
@@ -167,12 +179,32 @@ UGDS_API ssize_t uGDSFlush(uGDSHandle_t fh);
 /* Extension: deallocates blocks. 0, or a negative errno. */
 UGDS_API ssize_t uGDSDiscard(uGDSHandle_t fh, off_t file_offset, size_t size);
 
-/* Not supported by this release; each says so (UGDS_IO_NOT_SUPPORTED, -EOPNOTSUPP). */
+/* Extension: the same between one range of the device, from `file_offset`, and `count` pieces of registered memory, in
+ * order. Each piece is a multiple of the block size. */
+UGDS_API ssize_t uGDSReadv(uGDSHandle_t fh, const struct iovec* vector, int count, off_t file_offset);
+UGDS_API ssize_t uGDSWritev(uGDSHandle_t fh, const struct iovec* vector, int count, off_t file_offset);
+
+/* Makes a batch that holds up to `nr` requests which are submitted and whose events are not yet read. Several on one
+ * handle are independent. All memory is made here. UGDS_INVALID_VALUE, UGDS_HANDLE_NOT_REGISTERED, UGDS_OUT_OF_MEMORY.
+ */
 UGDS_API uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t* batch, uGDSHandle_t fh, unsigned nr);
+/* Gives `nr` requests to the device, in one doorbell as far as its queue has room; where it has not, waits for room.
+ * All or nothing: UGDS_BATCH_CAPACITY_EXCEEDED, and UGDS_INVALID_VALUE for a malformed request (null buffer, size 0,
+ * not whole blocks, opcode), leave nothing submitted. What else is wrong with a request (buffer not registered, range
+ * beyond it or beyond the device) is told by its event. `flags` is 0. */
 UGDS_API uGDSError_t uGDSBatchIOSubmit(uGDSBatchHandle_t batch, unsigned nr, uGDSIOParams_t* params, unsigned flags);
+/* Waits until `min_nr` events are there, or as many as there can be, or for `timeout` (NULL: for ever), and writes up
+ * to *nr of them (0: as many as the batch holds), in the order in which requests ended; *nr becomes how many. Each
+ * event is told once: UGDS_BATCH_COMPLETE with the bytes in `ret`, or UGDS_BATCH_FAILED, UGDS_BATCH_TIMEOUT or
+ * UGDS_BATCH_CANCELED with a negative errno; uGDSGetLastError() then has the last of them in words. */
 UGDS_API uGDSError_t uGDSBatchIOGetStatus(uGDSBatchHandle_t batch, unsigned min_nr, unsigned* nr,
                                           uGDSIOEvents_t* events, struct timespec* timeout);
+/* Extension: takes back what was not yet given to the device; it ends as UGDS_BATCH_CANCELED. */
+UGDS_API uGDSError_t uGDSBatchIOCancel(uGDSBatchHandle_t batch);
+/* Waits for what is in flight, and frees the batch. Events that were not read are gone. */
 UGDS_API void uGDSBatchIODestroy(uGDSBatchHandle_t batch);
+
+/* Not supported by this release; each says so (UGDS_IO_NOT_SUPPORTED, -EOPNOTSUPP). */
 UGDS_API uGDSError_t uGDSReadAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
                                    ssize_t* done, void* stream);
 UGDS_API uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,

@@ -20,6 +20,7 @@
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "base/immortal.hpp"
+#include "capi/internal.hpp"
 #include "engine/one_command.hpp"
 #include "engine/table.hpp"
 #include "memory/host.hpp"
@@ -27,6 +28,7 @@
 
 namespace {
 
+using namespace ugds::capi;
 using ugds::Error;
 using ugds::last_error;
 using ugds::engine::HandleId;
@@ -69,69 +71,9 @@ void prepare_for_fork() {
 
 bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
 
-int code_of(int error) {
-  switch (error) {
-    case 0: return UGDS_SUCCESS;
-    case ENOMEM: return UGDS_OUT_OF_MEMORY;
-    case EBUSY: return UGDS_BUSY;
-    case EEXIST: return UGDS_MEMORY_ALREADY_REGISTERED;
-    case ESTALE: return UGDS_MEMORY_NOT_REGISTERED;
-    case EBADF: return UGDS_HANDLE_NOT_REGISTERED;
-    case ENODEV: return UGDS_DEVICE_LOST;
-    case ENOENT:
-    case ENXIO: return UGDS_DEVICE_NOT_FOUND;
-    case ETIMEDOUT: return UGDS_TIMED_OUT;
-    case EACCES:
-    case EPERM: return UGDS_PERMISSION_DENIED;
-    case EFAULT: return UGDS_MEMORY_PINNING_FAILED;
-    case EOPNOTSUPP: return UGDS_IO_NOT_SUPPORTED;
-    case EINVAL:
-    case ERANGE: return UGDS_INVALID_VALUE;
-    default: return UGDS_INTERNAL_ERROR;
-  }
-}
-
-uGDSError_t answer(int code) { return {code, 0}; }
-
-uGDSError_t refuse(const char* operation, int code, int error, const char* cause, const char* hint = "") {
-  Error& e = last_error() = Error{};
-  e.operation = operation;
-  e.code = error;
-  ugds::set_cause(e, "%s", cause);
-  ugds::set_hint(e, "%s", hint);
-  return answer(code);
-}
-
-uGDSError_t unsupported(const char* operation) {
-  return refuse(operation, UGDS_IO_NOT_SUPPORTED, EOPNOTSUPP, "not supported by this release");
-}
-
-/// Runs set-up code; what it throws becomes last_error() and a code.
-template <class Body>
-uGDSError_t guarded(const char* operation, Body&& body) {
-  try {
-    return body();
-  } catch (const ugds::Failure& failure) {
-    last_error() = failure.error();
-    return answer(code_of(failure.error().code));
-  } catch (const std::bad_alloc&) {
-    return refuse(operation, UGDS_OUT_OF_MEMORY, ENOMEM, "out of memory");
-  } catch (...) {
-    return refuse(operation, UGDS_INTERNAL_ERROR, EIO, "an unexpected exception");
-  }
-}
-
 [[gnu::cold]] ssize_t refuse_negative(Opcode opcode) {
   refuse(ugds::engine::operation_name(opcode), UGDS_INVALID_VALUE, EINVAL, "a negative offset");
   return -EINVAL;
-}
-
-HandleId id_of(uGDSHandle_t fh) { return reinterpret_cast<std::uintptr_t>(fh); }
-
-/// In the words of the engine: an interior pointer becomes a place in its registration. What is not registered stays
-/// empty, and the engine says so.
-inline std::uint64_t place_in(const Reference& buffer, const void* buf, off_t buf_offset) {
-  return reinterpret_cast<std::uintptr_t>(buf) - buffer.address + static_cast<std::uint64_t>(buf_offset);
 }
 
 /// Whatever is not one command that can be staged at once.
@@ -395,12 +337,6 @@ ssize_t uGDSDiscard(uGDSHandle_t fh, off_t file_offset, size_t size) {
   return result < 0 ? result : 0;
 }
 
-uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t*, uGDSHandle_t, unsigned) { return unsupported("batch"); }
-uGDSError_t uGDSBatchIOSubmit(uGDSBatchHandle_t, unsigned, uGDSIOParams_t*, unsigned) { return unsupported("batch"); }
-uGDSError_t uGDSBatchIOGetStatus(uGDSBatchHandle_t, unsigned, unsigned*, uGDSIOEvents_t*, struct timespec*) {
-  return unsupported("batch");
-}
-void uGDSBatchIODestroy(uGDSBatchHandle_t) { unsupported("batch"); }
 uGDSError_t uGDSReadAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) { return unsupported("read"); }
 uGDSError_t uGDSWriteAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) {
   return unsupported("write");

@@ -153,7 +153,7 @@ bool Bringup::shut_down() noexcept {
 Answer Bringup::execute(const nvme::SubmissionEntry& command, std::uint64_t deadline_ns) {
   std::lock_guard guard(admin_lock_);
   queue::Request request;
-  request.complete_when_idle = true;
+  request.on_idle = queue::OnIdle::done;
   if (!admin_->has_room(0)) return {.timed_out = true};  // earlier ones never came back
   admin_->next() = command;
   admin_->stage(request);

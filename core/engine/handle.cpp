@@ -10,6 +10,7 @@
 
 #include "base/steps.hpp"
 #include "base/text.hpp"
+#include "engine/batch.hpp"
 #include "engine/unaligned.hpp"
 #include "nvme/status.hpp"
 
@@ -53,6 +54,10 @@ void take_common(Uri& uri, Policy& policy) {
       if (policy.interrupts == Interrupts::unsaid) policy.interrupts = wanted ? Interrupts::yes : Interrupts::no;
       return true;
     }
+    if (name == "mode") {
+      if (policy.mode.empty()) policy.mode = value;
+      return true;
+    }
     if (name == "ns") {
       const auto id = static_cast<std::uint32_t>(parse_number(value, name, 1, 0xfffffffe));
       if (policy.namespace_id == 0) policy.namespace_id = id;
@@ -62,8 +67,8 @@ void take_common(Uri& uri, Policy& policy) {
   });
   if (policy.interrupts != Interrupts::unsaid) return;
   const char* mode = std::getenv("UGDS_INTERRUPT_MODE");
-  const bool wanted = mode != nullptr && *mode != '\0' && parse_switch(mode, "UGDS_INTERRUPT_MODE");
-  policy.interrupts = wanted ? Interrupts::yes : Interrupts::no;
+  if (mode == nullptr || *mode == '\0') return;
+  policy.interrupts = parse_switch(mode, "UGDS_INTERRUPT_MODE") ? Interrupts::yes : Interrupts::no;
 }
 
 }  // namespace
@@ -73,6 +78,8 @@ Handle::Handle(const std::string& text, const Policy& policy) : policy_(policy) 
     check(policy);
     Uri uri = parse_uri(text);
     take_common(uri, policy_);
+    scheduler_.emplace(policy_.mode);
+    scheduler_->plan(policy_);
     set_up(text, uri);
   } catch (Failure& failure) {
     tear_down();
@@ -86,7 +93,32 @@ Handle::Handle(const std::string& text, const Policy& policy) : policy_(policy) 
   }
 }
 
-Handle::~Handle() { tear_down(); }
+Handle::~Handle() {
+  tear_down();
+  for (auto& batch : batches_) delete batch.load(std::memory_order_relaxed);  // NOLINT
+}
+
+BatchId Handle::open_batch(std::uint32_t capacity, Priority priority) {
+  std::lock_guard guard(batches_lock_);
+  const auto free = std::find(batch_is_open_.begin(), batch_is_open_.end(), false);
+  if (free == batch_is_open_.end()) {
+    fail(EMFILE, "batch", std::to_string(kMostBatches) + " batches are open on the device, which is the most",
+         "close one that is not needed");
+  }
+  const auto slot = static_cast<std::uint32_t>(free - batch_is_open_.begin());
+  if (batch(slot) == nullptr) batches_[slot].store(new Batch(*this), std::memory_order_release);  // NOLINT
+  const std::uint32_t generation = batch(slot)->open(capacity, priority);
+  *free = true;
+  return {slot, generation};
+}
+
+bool Handle::close_batch(BatchId id) {
+  Batch* const one = batch(id.slot);
+  if (one == nullptr || !one->close(id.generation)) return false;
+  std::lock_guard guard(batches_lock_);
+  batch_is_open_[id.slot] = false;
+  return true;
+}
 
 void Handle::set_up(const std::string& text, const Uri& uri) {
   setup_step("open: device");
@@ -105,7 +137,7 @@ void Handle::set_up(const std::string& text, const Uri& uri) {
 
 /// How many queue pairs there will be.
 std::uint32_t Handle::plan_queues() {
-  const std::uint32_t wanted = policy_.queues != 0 ? policy_.queues : std::clamp(processors(), 2u, 16u);
+  const std::uint32_t wanted = policy_.queues != 0 ? policy_.queues : std::clamp(processors(), 2u, 16u) + 1;
   // Each has two doorbells, after the admin queue's.
   const std::uint64_t pair_bytes = std::uint64_t{2} * controller_->capabilities().doorbell_stride();
   const std::uint64_t room = (device_->limits().register_bytes - nvme::kDoorbellBase) / pair_bytes;
@@ -113,16 +145,7 @@ std::uint32_t Handle::plan_queues() {
   return controller_->negotiate_queues(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, room - 1)));
 }
 
-void Handle::make_queues() {
-  const std::uint32_t count = plan_queues();
-  identity_.shadow_doorbells = controller_->configure_shadow_doorbells(count);
-  const std::uint32_t depth =
-      std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth, controller_->capabilities().max_queue_entries());
-  // Twice as deep where it can be: then the controller need not be told of every completion that was taken.
-  const std::uint32_t completion_depth = std::min(2 * depth, controller_->capabilities().max_queue_entries());
-  // A device may state an MQES of 0; no queue of one entry can carry a command.
-  if (depth < 2) fail(EOPNOTSUPP, "open", "the device's queues have a single entry", "the device is not usable");
-
+void Handle::set_geometry() {
   geometry_.capacity = identity_.capacity();
   geometry_.block_mask = identity_.block_size - 1;
   geometry_.namespace_id = identity_.namespace_id;
@@ -130,27 +153,49 @@ void Handle::make_queues() {
   geometry_.chunk = static_cast<std::uint32_t>(std::min(identity_.max_transfer, identity_.capacity()));
   // The worst case of a chunk: it begins just before a page's end.
   geometry_.lists = nvme::list_pages_needed(geometry_.chunk / controller_->page_size() + 2, controller_->page_size());
-  geometry_.window = std::clamp((depth - 1) / 2, 1u, kWindow);
-  const std::uint32_t lists = std::max(1u, std::max(std::min(kListPages, depth), geometry_.lists));
-  auto& registry = memory::Registry::instance();
-  for (std::uint32_t i = 1; i <= count; ++i) {
-    const auto id = static_cast<std::uint16_t>(i);
-    auto pair =
-        std::make_unique<queue::QueuePair>(*device_,
-                                           queue::Shape{.id = id,
-                                                        .depth = depth,
-                                                        .completion_depth = completion_depth,
-                                                        .page_size = controller_->page_size(),
-                                                        .list_pages = lists},
-                                           controller_->submission_doorbell(id), controller_->completion_doorbell(id));
-    queues_.reserve(count);
-    registry.add_ledger(pair->ledger());
-    queues_.push_back(std::move(pair));
+  scheduler_->begin(device_->virtual_clock(), geometry_.chunk, [this](Observed& observed) {
+    observed.commands_in_flight = in_flight();
+    observed.interrupts = interrupts_;
+  });
+  geometry_.fast[0] = static_cast<std::uint32_t>(std::min<std::uint64_t>(geometry_.chunk, kSmall));
+  geometry_.fast[1] = scheduler_->background_writes() ? 0 : geometry_.fast[0];
+}
+
+void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists) {
+  const std::uint32_t most = controller_->capabilities().max_queue_entries();
+  const queue::Shape shape{.id = id,
+                           .depth = depth,
+                           // Twice as deep where it can be: then the controller need not be told of every completion
+                           // that was taken.
+                           .completion_depth = std::min(2 * depth, most),
+                           .page_size = controller_->page_size(),
+                           .list_pages = std::max({1u, lists, geometry_.lists}),
+                           .pacer = &scheduler_->pacer()};
+  auto pair = std::make_unique<queue::QueuePair>(*device_, shape, controller_->submission_doorbell(id),
+                                                 controller_->completion_doorbell(id));
+  memory::Registry::instance().add_ledger(pair->ledger());
+  scheduler_->pacer().watch(*pair);
+  queues_.push_back(std::move(pair));
+}
+
+void Handle::make_queues() {
+  const std::uint32_t count = plan_queues();
+  identity_.shadow_doorbells = controller_->configure_shadow_doorbells(count);
+  const std::uint32_t most = controller_->capabilities().max_queue_entries();
+  const std::uint32_t depth = std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth, most);
+  // A device may state an MQES of 0; no queue of one entry can carry a command.
+  if (depth < 2) fail(EOPNOTSUPP, "open", "the device's queues have a single entry", "the device is not usable");
+  set_geometry();
+  queues_.reserve(count);
+  const std::uint32_t shared = count > 1 ? count - 1 : 1;
+  for (std::uint32_t id = 1; id <= shared; ++id) {
+    make_queue(static_cast<std::uint16_t>(id), depth, std::min(kListPages, depth));
   }
+  if (count > 1) make_queue(static_cast<std::uint16_t>(count), std::min(kBatchDepth, most), kBatchListPages);
   if (policy_.interrupts == Interrupts::yes) make_wakeups();
   for (auto& pair : queues_) create_queue(*pair);
   geometry_.queues = queues_.data();
-  geometry_.queue_count = count;
+  geometry_.queue_count = shared;
 }
 
 /// Gives each queue pair a vector, where there are enough: the admin queue's is 0, and is shared only if it is the only
@@ -265,8 +310,8 @@ void Handle::tear_down() {
 
 queue::QueuePair& Handle::least_loaded() {
   queue::QueuePair* best = queues_[0].get();
-  for (auto& pair : queues_) {
-    if (pair->load() < best->load()) best = pair.get();
+  for (std::uint32_t i = 1; i < geometry_.queue_count; ++i) {
+    if (queues_[i]->load() < best->load()) best = queues_[i].get();
   }
   return *best;
 }

@@ -4,10 +4,12 @@
 // request may be submitted. Requests themselves are operations (operation.hpp); recovery is in recovery.cpp.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "engine/bring_up.hpp"
 #include "engine/idle.hpp"
 #include "engine/policy.hpp"
+#include "engine/scheduler.hpp"
 #include "memory/registry.hpp"
 #include "queue/queue_pair.hpp"
 
@@ -30,7 +33,14 @@ enum class State : std::uint32_t {
 };
 const char* state_name(State state);
 
+class Batch;
 class Bounce;
+
+/// A batch as its users know it. A stale one, of a closed batch or handle, finds nothing.
+struct BatchId {
+  std::uint32_t slot = 0;
+  std::uint32_t generation = 0;  ///< 0: none
+};
 
 class Handle {
  public:
@@ -54,12 +64,15 @@ class Handle {
     std::uint64_t block_mask = 0;  ///< block size less one
     std::uint32_t namespace_id = 0;
     std::uint32_t block_shift = 0;
-    std::uint32_t chunk = 0;     ///< bytes of one command
-    std::uint32_t lists = 0;     ///< list pages that a chunk may need
-    std::uint32_t window = 1;    ///< commands that one request keeps in flight
-    std::uint32_t number = ~0u;  ///< by which registrations know the device
-    std::uint32_t queue_count = 0;
+    std::uint32_t chunk = 0;        ///< bytes of one command
+    std::uint32_t fast[2] = {};     ///< bytes of a read and of a write that may go the short way (one_command.hpp)
+    std::uint32_t lists = 0;        ///< list pages that a chunk may need
+    std::uint32_t number = ~0u;     ///< by which registrations know the device
+    std::uint32_t queue_count = 0;  ///< of queue pairs that `choose` chooses from
     std::unique_ptr<queue::QueuePair>* queues = nullptr;
+
+    /// List pages that one command of so many bytes may need.
+    std::uint32_t lists_for(std::uint64_t bytes) const { return bytes <= nvme::kPageSize ? 0 : lists; }
   };
   const Geometry& geometry() const { return geometry_; }
 
@@ -68,6 +81,22 @@ class Handle {
     queue::QueuePair& home = *geometry_.queues[caller % geometry_.queue_count];
     return home.load() == 0 || geometry_.queue_count == 1 ? home : least_loaded();
   }
+
+  /// Where batches go: a queue pair of their own where there is more than one.
+  queue::QueuePair& batch_pair() { return *queues_.back(); }
+  /// What the batch queue's rings are in, in words: huge pages, or why not.
+  const std::string& batch_memory() const { return batch_memory_; }
+  /// Makes a batch. Throws Failure: EMFILE, and what Batch::open throws. The handle frees it, when it is closed itself
+  /// at the latest.
+  BatchId open_batch(std::uint32_t capacity, Priority priority);
+  bool close_batch(BatchId id);
+  /// The batch of a slot, open or not: its calls compare the generation. nullptr where there has been none.
+  Batch* batch(std::uint32_t slot) const {
+    return slot < kMostBatches ? batches_[slot].load(std::memory_order_acquire) : nullptr;
+  }
+  static constexpr std::uint32_t kMostBatches = 256;
+
+  Scheduler& scheduler() { return *scheduler_; }
 
   /// What an empty poll turn runs, for a `pump=caller` controller; cached, so that no request asks the device.
   const Turn& turn() const { return turn_; }
@@ -110,7 +139,9 @@ class Handle {
   void set_up(const std::string& text, const Uri& uri);
   void tear_down();
   std::uint32_t plan_queues();
+  void set_geometry();
   void make_queues();
+  void make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists);
   void make_wakeups();
   bool set_interrupts();
   void end_interrupts() noexcept;
@@ -126,6 +157,7 @@ class Handle {
   bool confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged);
 
   Policy policy_;
+  std::optional<Scheduler> scheduler_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<Bringup> controller_;
   Identity identity_;
@@ -135,9 +167,13 @@ class Handle {
   Turn turn_;
   bool interrupts_ = false;
   bool rings_may_block_ = false;
+  std::string batch_memory_;
   std::string polled_because_;  ///< why a queue is polled although interrupts were asked for; from set-up
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;
   std::unique_ptr<Bounce> bounce_;
+  std::mutex batches_lock_;
+  std::array<std::atomic<Batch*>, kMostBatches> batches_{};
+  std::array<bool, kMostBatches> batch_is_open_{};
   std::mutex recovery_lock_;
   mutable std::mutex why_lock_;
   std::string why_;

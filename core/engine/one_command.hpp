@@ -14,25 +14,25 @@ namespace ugds::engine {
 
 class OneCommand {
  public:
-  OneCommand() { request_.complete_when_idle = true; }
+  OneCommand() { request_.on_idle = queue::OnIdle::done; }
 
   /// Stages the command and rings. False: it did not come to that, and nothing has happened.
   bool start(Handle& handle, std::uint32_t caller, nvme::Opcode opcode, const memory::Reference& buffer,
              std::uint64_t offset, std::uint64_t size, std::uint64_t buffer_offset) {
     const Handle::Geometry& g = handle.geometry();
     // A size of 0 wraps to the largest. Where nothing is registered the buffer's size is 0.
-    if (((offset | size) & g.block_mask) != 0 || size - 1 >= g.chunk || offset > g.capacity - size ||
-        buffer_offset > buffer.size - size || size > buffer.size || ((buffer.address + buffer_offset) & 3) != 0 ||
-        (opcode == nvme::Opcode::read && buffer.readonly)) [[unlikely]] {
+    if (((offset | size) & g.block_mask) != 0 || size - 1 >= g.fast[opcode == nvme::Opcode::write] ||
+        offset > g.capacity - size || buffer_offset > buffer.size - size || size > buffer.size ||
+        ((buffer.address + buffer_offset) & 3) != 0 || (opcode == nvme::Opcode::read && buffer.readonly)) [[unlikely]] {
       return false;
     }
     queue::QueuePair& pair = handle.choose(caller);
     if (!pair.try_acquire()) [[unlikely]]
       return false;
     pair_ = &pair;
-    if (handle.state() != State::ready || !pair.has_room(g.lists) ||
+    if (handle.state() != State::ready || !pair.has_room(g.lists_for(size)) ||
         stage_command(handle, pair, request_, opcode, buffer, buffer_offset, offset, 0,
-                      static_cast<std::uint32_t>(size), 0) != Staged::yes) [[unlikely]] {
+                      static_cast<std::uint32_t>(size), 0, 0, ticks()) != Staged::yes) [[unlikely]] {
       pair.release();
       return false;
     }
@@ -43,17 +43,16 @@ class OneCommand {
 
   /// One poll turn, after start(). True: done.
   bool turn(const Turn& turn) {
-    if (pair_->try_acquire()) [[likely]] {
-      pair_->reap_until(request_);
-      pair_->release();
-    }
-    if (request_.done.load(std::memory_order_acquire) != 0) return true;
     if (turn.run != nullptr) {
       turn.run(turn.context);
     } else {
       cpu_pause();
     }
-    return false;
+    if (pair_->try_acquire()) [[likely]] {
+      pair_->reap_until(request_);
+      pair_->release();
+    }
+    return request_.done.load(std::memory_order_acquire) != 0;
   }
 
   bool failed() const { return request_.failed(); }

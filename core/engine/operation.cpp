@@ -16,17 +16,6 @@ namespace ugds::engine {
 
 using nvme::Opcode;
 
-const char* operation_name(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::read: return "read";
-    case Opcode::write: return "write";
-    case Opcode::flush: return "flush";
-    case Opcode::dataset_management: return "discard";
-    case Opcode::write_zeroes: return "write zeroes";
-  }
-  return "request";
-}
-
 constinit thread_local std::uint32_t this_caller = 0;
 
 std::uint32_t number_caller() {
@@ -46,114 +35,119 @@ constexpr std::uint64_t kLookInterval = 100'000;
 
 }  // namespace
 
-/// Says which of the rules of check() was broken, the first first.
-bool Operation::refuse_arguments() {
-  const Transfer& t = transfer_;
-  const memory::Reference& b = t.buffer;
-  const auto number = [](std::uint64_t n) { return static_cast<unsigned long long>(n); };
-  if (b && t.buffer_offset > b.size) {  // first: without a size given, the rest of the buffer has wrapped
-    refuse(EINVAL, "the offset in the buffer, %llu, lies beyond it: it has %llu bytes", number(t.buffer_offset),
-           number(b.size));
-  } else if (((t.offset | t.size) & handle_.geometry().block_mask) != 0) {
-    refuse(EINVAL, "offset and size must be multiples of the block size, %u bytes", handle_.identity().block_size);
-  } else if (t.offset > handle_.geometry().capacity || t.size > handle_.geometry().capacity - t.offset) {
-    refuse(ERANGE, "the range ends beyond the device, which has %llu bytes", number(handle_.geometry().capacity));
-  } else if (!b) {
-    refuse(EINVAL, "the buffer is not registered");
-    set_hint(last_error(), "register it once, before the first I/O");
-  } else if (t.buffer_offset > b.size || t.size > b.size - t.buffer_offset) {
-    refuse(EINVAL, "[%llu, +%llu) reaches beyond the registered buffer, which has %llu bytes", number(t.buffer_offset),
-           number(t.size), number(b.size));
-  } else if (((b.address + t.buffer_offset) & 3) != 0) {
-    refuse(EINVAL, "the memory does not begin at a multiple of 4 bytes");
-    set_hint(last_error(), "the controller addresses memory in dwords; align the buffer or its offset");
-  } else {
-    refuse(EACCES, "a read would write to a buffer that is registered read-only");
-    set_hint(last_error(), "register memory that can be written");
-  }
-  return false;
-}
-
-void Operation::refuse(int code, const char* format, ...) {
-  Error& error = last_error() = Error{};
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(error.cause, sizeof error.cause, format, arguments);
-  va_end(arguments);
-  refused_ = code;
-  if (staged_ == 0) request_.failed_at = 0;
-}
-
-/// No more pieces: a reason of ours, by refuse(), stands at `staged_`.
-void Operation::stop_here() {
+/// No more pieces, for a reason of ours, at `staged_`.
+void Operation::refuse(Refusal refusal) {
+  refusal_ = refusal;
   if (staged_ < request_.failed_at) request_.failed_at = staged_;
+  request_.on_idle = queue::OnIdle::done;
   if (request_.in_flight == 0) request_.done.store(1, std::memory_order_relaxed);
 }
 
+/// False: there is nothing to do, or it cannot be done.
 bool Operation::check() {
-  const Transfer& t = transfer_;
-  const Handle::Geometry& g = handle_.geometry();
-  const memory::Reference& b = t.buffer;
-  if (((t.offset | t.size) & g.block_mask) != 0 || t.offset > g.capacity || t.size > g.capacity - t.offset) {
-    return refuse_arguments();
+  const Refusal refusal = check_transfer(handle_.geometry(), transfer_);
+  if (refusal != Refusal::none) [[unlikely]] {
+    refuse(refusal);
+    return false;
   }
-  if (!has_data(t.opcode)) return t.size != 0 || t.opcode == Opcode::flush;
-  if (!b || t.buffer_offset > b.size || t.size > b.size - t.buffer_offset || ((b.address + t.buffer_offset) & 3) != 0 ||
-      (t.opcode == Opcode::read && b.readonly)) {
-    return refuse_arguments();
-  }
-  return t.size != 0;
+  const Scheduler& scheduler = handle_.scheduler();
+  background_ =
+      transfer_.priority == Priority::background ||
+      (transfer_.priority == Priority::unsaid && transfer_.opcode == Opcode::write && scheduler.background_writes());
+  paced_ = has_data(transfer_.opcode) && (background_ || transfer_.size > kSmall);
+  choose_way();
+  return transfer_.size != 0 || transfer_.opcode == Opcode::flush;
+}
+
+/// Whether to poll or to sleep.
+void Operation::choose_way() {
+  if (!handle_.interrupts()) return;
+  Waiting& waiting = handle_.scheduler().waiting();
+  sleeps_ = waiting.sleeps(transfer_.size);
+  learns_ = waiting.learns();
+  if (learns_) born_ = ticks();
 }
 
 /// The next command of a read or write. False: it could not be staged.
-bool Operation::stage_piece(queue::QueuePair& pair) {
+bool Operation::stage_piece(queue::QueuePair& pair, std::uint64_t now) {
   const Transfer& t = transfer_;
-  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(t.size - staged_, handle_.geometry().chunk));
-  const Staged staged = stage_command(handle_, pair, request_, t.opcode, t.buffer, t.buffer_offset + staged_,
-                                      t.offset + staged_, staged_, bytes, t.durable ? nvme::kForceUnitAccess : 0);
-  if (staged != Staged::yes) return refuse_piece(staged);
+  Scheduler& scheduler = handle_.scheduler();
+  const bool vectored = !t.segments.empty();
+  while (vectored && in_segment_ == t.segments[segment_].size) in_segment_ = 0, ++segment_;
+  const memory::Reference& buffer = vectored ? t.segments[segment_].buffer : t.buffer;
+  const std::uint64_t in_buffer =
+      vectored ? t.segments[segment_].buffer_offset + in_segment_ : t.buffer_offset + staged_;
+  const std::uint64_t left = vectored ? t.segments[segment_].size - in_segment_ : t.size - staged_;
+  const std::uint32_t chunk = handle_.geometry().chunk;
+  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, paced_ ? scheduler.piece(chunk) : chunk));
+  if (paced_ && !scheduler.pacer().take(bytes, background_, request_.in_flight == 0)) return false;
+  const std::uint8_t extra = background_ ? queue::Command::kPaced | queue::Command::kBackground
+                             : paced_    ? queue::Command::kPaced
+                                         : 0;
+  const Staged staged = stage_command(handle_, pair, request_, t.opcode, buffer, in_buffer, t.offset + staged_, staged_,
+                                      bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);
+  if (staged != Staged::yes) {
+    if (paced_) scheduler.pacer().put_back(bytes, background_);
+    return refuse_piece(staged);
+  }
   if (staged_ != 0) pair.count_continued();
   staged_ += bytes;
-  request_.complete_when_idle = staged_ == t.size;
+  in_segment_ += bytes;
+  if (staged_ == t.size) end_staging();
   begun_ = 0;  // waiting for room begins anew
   return true;
 }
 
 bool Operation::refuse_piece(Staged staged) {
   if (staged == Staged::closing) return false;  // soon it is closed, or not
-  if (staged == Staged::stale) {
-    refuse(ESTALE, "the registration is closed");
-    set_hint(last_error(), "register the buffer again");
-  } else {
-    refuse(ENXIO, "the buffer is not mapped to this device");
-    set_hint(last_error(),
-             "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
-             "transport can reach");
-  }
-  stop_here();
+  refuse(staged == Staged::stale ? Refusal::stale : Refusal::unmapped);
   return false;
 }
 
 /// Under ownership, with the state checked: stages what there is room for. Whether anything was.
 bool Operation::stage(queue::QueuePair& pair) {
-  const Handle::Geometry& g = handle_.geometry();
   bool staged = false;
   if (has_data(transfer_.opcode)) {
-    while (request_.in_flight < g.window && pair.has_room(g.lists) && stage_piece(pair)) {
-      staged = true;
-      if (request_.complete_when_idle) break;
-    }
-  } else if (pair.has_room(1)) {
+    staged = stage_pieces(pair);
+  } else if (pair.has_room(1, place_)) {
     stage_other(pair);
     staged = true;
   }
   pair.ring();
+  queue_up(pair, staged);
   return staged;
+}
+
+bool Operation::stage_pieces(queue::QueuePair& pair) {
+  const std::uint32_t lists = handle_.geometry().lists;
+  const std::uint32_t window = std::min(handle_.scheduler().window(), std::max(1u, (pair.depth() - 1) / 2));
+  // The last quarter of the ring is for small requests, and for the one command that any request may have.
+  const std::uint32_t most = paced_ ? pair.depth() - 1 - pair.depth() / 4 : pair.depth();
+  const std::uint64_t now = ticks();
+  bool staged = false;
+  while (request_.in_flight < window && pair.has_room(lists, place_) &&
+         (request_.in_flight == 0 || pair.load() < most) && stage_piece(pair, now)) {
+    staged = true;
+    if (all_staged_) break;
+  }
+  return staged;
+}
+
+/// What found no room waits for it in turn. What had its turn, or waits for something else, does not stand in the way.
+void Operation::queue_up(queue::QueuePair& pair, bool staged) {
+  const bool waits =
+      !staged && request_.in_flight == 0 && !request_.failed() && !pair.has_room(handle_.geometry().lists, place_);
+  if (waits) {
+    pair.join_line(place_);
+    pair.pass_in_line(ticks());
+  } else if (place_.taken) {
+    pair.leave_line(place_);
+  }
 }
 
 /// A turn while pieces are left to stage. True: done.
 bool Operation::submit() {
-  if (staged_ == 0) pair_ = &handle_.choose(caller_number());
+  if (staged_ == 0 && !place_.taken && !pinned_) pair_ = &handle_.choose(caller_number());
   queue::QueuePair& pair = *pair_;
   if (pair.try_acquire()) {
     bool progress = handle_.state() == State::ready && !request_.failed() && stage(pair);
@@ -177,7 +171,7 @@ bool Operation::wait() {
 /// Nothing to do for now. True: look at the clock and the device.
 bool Operation::rest() {
   queue::Wakeup* const wakeup = pair_->wakeup();
-  if (wakeup == nullptr || ++rests_ < kRests || !wakeup->armed() || pair_->load() == 0) {
+  if (!sleeps_ || wakeup == nullptr || ++rests_ < kRests || !wakeup->armed() || pair_->load() == 0) {
     return idle_.pause(handle_.turn());
   }
   return doze(*wakeup);
@@ -192,7 +186,7 @@ bool Operation::doze(queue::Wakeup& wakeup) {
     while (!pair_->try_acquire()) idle_.pause(handle_.turn());
     progress = pair_->reap() != 0 || progress;
     pair_->release();
-    return done() || (progress && !request_.complete_when_idle);
+    return done() || (progress && !all_staged_);
   };
   wakeup.sleep(ready, kNap);
   return !progress || ticks() - looked_ > ns_to_ticks(kNap);
@@ -202,7 +196,7 @@ bool Operation::doze(queue::Wakeup& wakeup) {
 void Operation::stage_other(queue::QueuePair& pair) {
   const Handle::Geometry& g = handle_.geometry();
   staged_ = transfer_.size;
-  request_.complete_when_idle = true;
+  end_staging();
   if (transfer_.opcode == Opcode::flush) {
     pair.next() = nvme::flush(g.namespace_id);
     pair.stage(request_);
@@ -225,6 +219,7 @@ bool Operation::attend() {
   // the queue does; a real device loses less by it than it takes.
   sched_yield();
   handle_.check_controller();
+  handle_.scheduler().attend(now);
   const State state = handle_.state();
   if (state == State::recovering) return done();
   if (state == State::wedged || handle_.given_up()) {
@@ -241,77 +236,36 @@ bool Operation::attend() {
   const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
   if (!idle) {
     if (now > oldest && now - oldest > limit) {
-      expired_ = true;
+      request_.expired = true;
       handle_.recover_overdue(*pair_, cid, oldest);
     }
   } else if (state != State::ready) {
-    refused_ = EIO;
-    stop_here();
+    refuse(Refusal::not_ready);
   } else if (now - begun_ > limit) {
-    // The queues were busy with others' requests for all that time.
-    refuse(ETIMEDOUT, "no queue had room within the deadline");
-    stop_here();
+    refuse(Refusal::no_room);  // the queues were busy with others' requests for all that time
   }
   return done();
 }
 
 void Operation::abandon() {
-  if (pair_ != nullptr && !done()) {
+  if (pair_ != nullptr && (!done() || place_.taken)) {
     while (!pair_->try_acquire()) idle_.pause(handle_.turn());
     if (!done()) {
       pair_->orphan(request_);
-      if (refused_ == 0) refused_ = ECANCELED;
+      if (refusal_ == Refusal::none) refusal_ = Refusal::interrupted;
       request_.failed_at = std::min(request_.failed_at, std::uint64_t{0});
       request_.done.store(1, std::memory_order_relaxed);
     }
+    pair_->leave_line(place_);
     pair_->release();
+  } else if (!done()) {
+    refuse(Refusal::interrupted);
   }
 }
 
 std::int64_t Operation::explain() {
-  Error& error = last_error();
-  const State state = handle_.state();
-  if (refused_ == 0 || refused_ == EIO || refused_ == ECANCELED) error = Error{};
-  error.operation = operation_name(transfer_.opcode);
-  set_device(error, handle_.uri().c_str());
-  error.offset = transfer_.offset;
-  error.length = transfer_.size;
-  error.completed = request_.failed() ? request_.failed_at : 0;
-  error.code = refused_;
-  if (refused_ == ECANCELED && state == State::wedged) {
-    error.code = expired_ ? ETIMEDOUT : EIO;
-    set_cause(error, "%s", handle_.why().c_str());
-    set_hint(error, "its buffers stay registered and held; close the handle by force after an external reset");
-  } else if (refused_ == ECANCELED) {
-    set_cause(error, "interrupted while the device was at work; the buffer is held until the command retires");
-  } else if (refused_ == EIO) {
-    error.code = state == State::lost ? ENODEV : EIO;
-    set_cause(error, "%s", handle_.why().c_str());
-    set_hint(error, "%s", state == State::lost ? handle_.device().gone().hint : "close the device and open it again");
-  } else if (refused_ == 0 && expired_) {
-    error.code = ETIMEDOUT;
-    set_cause(error, "a command was not completed within %.3f s; it was %s, and nothing more is written",
-              static_cast<double>(handle_.policy().deadline_ns) * 1e-9,
-              request_.stopped ? "ended by a reset of the controller" : "aborted");
-    set_hint(error, "raise the deadline if the device is merely slow");
-  } else if (refused_ == 0 && request_.stopped) {
-    error.code = state == State::lost ? ENODEV : ECANCELED;
-    set_cause(
-        error, "%s",
-        state == State::lost ? handle_.why().c_str() : "the controller was reset while the request was in flight");
-    set_hint(error, "%s",
-             state == State::lost                                  ? handle_.device().gone().hint
-             : state == State::ready || state == State::recovering ? "nothing more is written; repeat the request"
-                                                                   : "close the device and open it again");
-  } else if (refused_ == 0) {
-    error.code = nvme::status_errno(request_.status);
-    error.status = request_.status;
-    std::snprintf(error.status_words, sizeof error.status_words, "%s", nvme::status_words(request_.status));
-    set_cause(error, "the device failed a command at byte %llu",
-              static_cast<unsigned long long>(transfer_.offset + request_.failed_at));
-    set_hint(error, "%s", nvme::status_hint(request_.status));
-  }
-  return -error.code;
+  last_error() = describe(handle_, transfer_, request_, refusal_);
+  return -last_error().code;
 }
 
 std::int64_t finish(Operation& operation, const Interrupt& interrupt) {

@@ -12,25 +12,13 @@
 
 #include "engine/handle.hpp"
 #include "engine/idle.hpp"
+#include "engine/transfer.hpp"
 #include "memory/registry.hpp"
 #include "nvme/commands.hpp"
+#include "queue/line.hpp"
 #include "queue/request.hpp"
 
 namespace ugds::engine {
-
-/// What is asked for. Offsets and sizes in bytes; offset and size are multiples of the block size, and the memory
-/// begins at a multiple of 4 bytes (the controller's dword).
-struct Transfer {
-  nvme::Opcode opcode = nvme::Opcode::read;  ///< read, write, flush or dataset_management (deallocate)
-  memory::Reference buffer{};                ///< for read and write
-  std::uint64_t offset = 0;
-  std::uint64_t size = 0;
-  std::uint64_t buffer_offset = 0;
-  bool durable = false;  ///< a write that has reached the medium when it returns (FUA)
-};
-
-/// "read", "write", "flush", "discard".
-const char* operation_name(nvme::Opcode opcode);
 
 /// A small number for the calling thread, from 1; 0 until it is given one. Initial-exec: one load instead of a call,
 /// and four bytes fit into what the loader keeps for libraries that are opened late.
@@ -50,14 +38,21 @@ enum class Staged : std::uint8_t {
 
 /// Stages one command of `opcode` over `bytes` of a registration from `in_buffer`, for the blocks at `position`. The
 /// caller owns the queue pair, which has room, and has checked the ranges and the handle's state. `offset` is the place
-/// in the request. This is the one place where commands that move data are made.
+/// in the request, `extra` as in queue::Command, `now` in ticks. `held`: since the caller owns the queue pair, it has
+/// staged a command of the same registration, which keeps that held. This is the one place where commands that move
+/// data are made.
 inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Request& request, nvme::Opcode opcode,
                             const memory::Reference& buffer, std::uint64_t in_buffer, std::uint64_t position,
-                            std::uint64_t offset, std::uint32_t bytes, std::uint32_t control) {
+                            std::uint64_t offset, std::uint32_t bytes, std::uint32_t control, std::uint8_t extra,
+                            std::uint64_t now, bool held = false) {
   const Handle::Geometry& g = handle.geometry();
-  const memory::Hold hold = memory::hold(pair.ledger(), buffer);
-  if (hold != memory::Hold::held) [[unlikely]]
-    return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
+  if (held) {
+    pair.ledger().add(buffer.registration->index());
+  } else {
+    const memory::Hold hold = memory::hold(pair.ledger(), buffer);
+    if (hold != memory::Hold::held) [[unlikely]]
+      return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
+  }
   const std::uint32_t registration = buffer.registration->index();
   const std::uint64_t* pages = buffer.registration->pages(g.number);
   if (pages == nullptr) [[unlikely]] {
@@ -67,22 +62,31 @@ inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Reque
   pair.next() =
       nvme::block_command(opcode, g.namespace_id, Lba(position >> g.block_shift), bytes >> g.block_shift, control);
   pair.stage_data(request, opcode == nvme::Opcode::write, registration, {pages, buffer.page_offset() + in_buffer},
-                  offset, bytes);
+                  offset, bytes, extra, now);
   return Staged::yes;
 }
 
 class Operation {
  public:
-  /// Checks the arguments; on a bad one the operation is done at once. The transfer outlives the operation.
-  Operation(Handle& handle, const Transfer& transfer) : handle_(handle), transfer_(transfer), request_(own_request_) {
+  /// Checks the arguments; on a bad one the operation is done at once. The transfer outlives the operation. `pair`:
+  /// goes there, whatever Handle::choose would say.
+  Operation(Handle& handle, const Transfer& transfer, queue::QueuePair* pair = nullptr)
+      : handle_(handle), transfer_(transfer), request_(own_request_), pair_(pair), pinned_(pair != nullptr) {
     if (!check()) request_.done.store(1, std::memory_order_relaxed);
   }
   /// Goes on with a request whose only command was staged on `pair` (one_command.hpp).
   Operation(Handle& handle, const Transfer& transfer, queue::QueuePair& pair, queue::Request& request)
-      : handle_(handle), transfer_(transfer), request_(request), pair_(&pair), staged_(transfer.size) {}
+      : handle_(handle),
+        transfer_(transfer),
+        request_(request),
+        pair_(&pair),
+        staged_(transfer.size),
+        all_staged_(true) {
+    choose_way();
+  }
   /// Abandons what is still in flight.
   ~Operation() {
-    if (!done()) [[unlikely]]
+    if (!done() || place_.taken) [[unlikely]]
       abandon();
   }
   Operation(const Operation&) = delete;
@@ -90,9 +94,11 @@ class Operation {
 
   bool done() const { return request_.done.load(std::memory_order_acquire) != 0; }
   /// One poll turn: stages what there is room for, or reaps for everyone, or idles. True: done.
-  bool turn() { return done() || (request_.complete_when_idle ? wait() : submit()); }
+  bool turn() { return done() || (all_staged_ ? wait() : submit()); }
   /// Bytes transferred, or -errno with last_error() filled. Only when done.
   std::int64_t result() {
+    if (learns_) [[unlikely]]
+      handle_.scheduler().learn(transfer_.size, sleeps_, born_);
     if (!request_.failed()) [[likely]]
       return static_cast<std::int64_t>(transfer_.size);
     return explain();
@@ -101,22 +107,25 @@ class Operation {
   [[gnu::cold]] void abandon();
 
  private:
-  static constexpr bool has_data(nvme::Opcode o) { return o == nvme::Opcode::read || o == nvme::Opcode::write; }
-
   bool check();
+  void choose_way();
   bool submit();
   bool wait();
   bool stage(queue::QueuePair& pair);
-  bool stage_piece(queue::QueuePair& pair);
+  bool stage_pieces(queue::QueuePair& pair);
+  bool stage_piece(queue::QueuePair& pair, std::uint64_t now);
+  void queue_up(queue::QueuePair& pair, bool staged);
+  void end_staging() {
+    all_staged_ = true;
+    request_.on_idle = queue::OnIdle::done;
+  }
   bool rest();
   // Cold.
   [[gnu::cold]] bool doze(queue::Wakeup& wakeup);
-  [[gnu::cold]] bool refuse_arguments();
   [[gnu::cold]] bool refuse_piece(Staged staged);
   [[gnu::cold]] void stage_other(queue::QueuePair& pair);
   [[gnu::cold]] bool attend();
-  [[gnu::cold]] void refuse(int code, const char* cause_format, ...) __attribute__((format(printf, 3, 4)));
-  [[gnu::cold]] void stop_here();
+  [[gnu::cold]] void refuse(Refusal refusal);
   [[gnu::cold]] std::int64_t explain();
 
   Handle& handle_;
@@ -124,11 +133,18 @@ class Operation {
   queue::Request own_request_;
   queue::Request& request_;
   queue::QueuePair* pair_ = nullptr;  ///< fixed once a command is in flight
+  bool pinned_ = false;               ///< and from the beginning
+  queue::Line::Place place_;          ///< where it waits for room
   std::uint64_t staged_ = 0;          ///< bytes
+  bool all_staged_ = false;
+  std::uint64_t segment_ = 0;  ///< of a vectored request: the next one's number, and bytes staged of it
+  std::uint64_t in_segment_ = 0;
   Idle idle_;
   std::uint32_t rests_ = 0;
-  bool expired_ = false;     ///< a command of this request was overdue
-  int refused_ = 0;          ///< an errno of ours; the cause is in last_error()
+  bool paced_ = false, background_ = false;
+  bool sleeps_ = false, learns_ = false;
+  Refusal refusal_ = Refusal::none;
+  std::uint64_t born_ = 0;   ///< ticks, where the scheduler learns
   std::uint64_t begun_ = 0;  ///< ticks at the first look at the clock
   std::uint64_t looked_ = 0;
 };

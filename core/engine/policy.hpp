@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace ugds::engine {
 
@@ -14,9 +15,19 @@ enum class Interrupts : std::uint8_t {
   yes,
 };
 
+/// What a request is among others.
+enum class Priority : std::uint8_t {
+  unsaid,      ///< as the mode says: normal, but for writes in mode "priority"
+  normal,      ///< also of reads that others must wait for
+  background,  ///< behind every other
+};
+
 struct Policy {
+  std::string mode{};                          ///< by name (mode.hpp); empty: as the URI says, or "latency"
+  Priority priority = Priority::unsaid;        ///< of requests that do not say
   std::uint32_t namespace_id = 0;              ///< 0: the first that is active
-  std::uint32_t queues = 0;                    ///< I/O queue pairs asked for; 0: one a processor, 2 to 16
+  std::uint32_t queues = 0;                    ///< I/O queue pairs asked for, of which the last is for batches where
+                                               ///< there is more than one; 0: one a processor, 2 to 16, and that one
   std::uint32_t depth = 0;                     ///< entries a queue; 0: 64. Clamped to the device
   std::uint64_t deadline_ns = 30'000'000'000;  ///< longest life of a command before recovery begins
   Interrupts interrupts = Interrupts::unsaid;
@@ -30,5 +41,7 @@ inline constexpr std::uint64_t kUnstatedMaxTransfer = 128u << 10;
 inline constexpr std::uint32_t kWindow = 16;
 inline constexpr std::uint32_t kDefaultDepth = 64;
 inline constexpr std::uint32_t kListPages = 64;
+/// The batch queue's entries and list pages.
+inline constexpr std::uint32_t kBatchDepth = 512, kBatchListPages = 128;
 
 }  // namespace ugds::engine

@@ -45,14 +45,27 @@ void QueuePair::initialise_rings() {
   phase_ = 1;
   // One ring entry stays free, so that full and empty differ: as many identifiers as entries less one.
   free_count_.store(depth_ - 1, std::memory_order_relaxed);
-  next_free_ = 0;
-  for (std::uint32_t i = 0; i < depth_ - 1; ++i) free_ids_[i] = static_cast<std::uint16_t>(i);
+  // From wherever it has counted to: staged() never goes back.
+  for (std::uint32_t i = 0; i < depth_ - 1; ++i) free_ids_[(staged() + i) & id_mask_] = static_cast<std::uint16_t>(i);
   distrusted_.store(false, std::memory_order_relaxed);
   free_lists_ = static_cast<std::uint16_t>(next_list_.size());
   for (std::size_t i = 0; i < next_list_.size(); ++i) {
     next_list_[i] = i + 1 < next_list_.size() ? static_cast<std::uint16_t>(i + 1) : Command::kNoList;
   }
   first_list_ = next_list_.empty() ? Command::kNoList : 0;
+  set_open();
+}
+
+/// How long the first in line may leave room unused.
+static constexpr std::uint64_t kPatienceInLine = 1'000'000;
+
+void QueuePair::join_line(Line::Place& place) {
+  line_.join(place);
+  set_open();
+}
+
+void QueuePair::pass_in_line(std::uint64_t now) {
+  if (free_count_.load(std::memory_order_relaxed) != 0) line_.pass(now, ns_to_ticks(kPatienceInLine));
 }
 
 std::uint16_t QueuePair::take_lists(std::uint32_t count) {
@@ -62,6 +75,7 @@ std::uint16_t QueuePair::take_lists(std::uint32_t count) {
   first_list_ = next_list_[last];
   next_list_[last] = Command::kNoList;
   free_lists_ = static_cast<std::uint16_t>(free_lists_ - count);
+  set_open();
   return first;
 }
 
@@ -71,6 +85,15 @@ void QueuePair::give_lists(std::uint16_t first) {
   next_list_[last] = first_list_;
   first_list_ = first;
   free_lists_ = static_cast<std::uint16_t>(free_lists_ + given);
+  set_open();
+}
+
+void QueuePair::retire_extra(Command& command, std::uint64_t now) {
+  if ((command.extra & Command::kLists) != 0) give_lists(command.list);
+  if ((command.extra & Command::kPaced) != 0) {
+    shape_.pacer->give(command.bytes, command.is_write, (command.extra & Command::kBackground) != 0,
+                       shape_.pacer->now(now) - command.begun);
+  }
 }
 
 std::uint16_t QueuePair::build_lists(nvme::SubmissionEntry& entry, const nvme::PageAddresses& memory,
@@ -88,7 +111,8 @@ std::uint16_t QueuePair::build_lists(nvme::SubmissionEntry& entry, const nvme::P
 std::uint64_t* QueuePair::stage_with_page(Request& request) {
   const std::uint16_t page = take_lists(1);
   next().prp1 = list_iova(page);
-  push(request, next(), false, Command::kNoRegistration, page, 0, 0);
+  next_command().list = page;
+  push(request, next(), false, Command::kNoRegistration, Command::kLists, 0, 0, ticks());
   return list_entries(page);
 }
 
@@ -99,6 +123,7 @@ void QueuePair::fail(const Command& command, std::uint16_t status, bool stopped)
   request->failed_at = command.offset;
   request->status = status;
   request->stopped = stopped;
+  request->on_idle = ending(request->on_idle);
 }
 
 /// Wraps the completion ring's head, and rings its doorbell. The controller may post as many entries as the ring has,
@@ -137,16 +162,43 @@ void QueuePair::orphan(Request& request) {
   nobody_.in_flight += std::exchange(request.in_flight, 0);
 }
 
-std::uint64_t QueuePair::oldest(const Request& request, std::uint16_t& cid) const {
+bool QueuePair::is_of(const Command& command, const Finished& list) const {
+  if (!command.in_flight() || command.request == &nobody_ || command.request->on_idle < OnIdle::wait_to_tell)
+    return false;
+  return static_cast<const ToldRequest*>(command.request)->list == &list;
+}
+
+void QueuePair::orphan(const Finished& list) {
+  for (Command& command : command_slots_) {
+    if (!is_of(command, list)) continue;
+    --command.request->in_flight;
+    ++nobody_.in_flight;
+    command.request = &nobody_;
+  }
+}
+
+template <class Chosen>
+std::uint64_t QueuePair::oldest_of(Chosen&& chosen, std::uint16_t& cid) const {
   std::uint64_t oldest = 0;
-  for (std::size_t i = 0; i < command_slots_.size(); ++i) {
-    const Command& command = command_slots_[i];
-    if (!command.in_flight() || command.request != &request) continue;
+  for (const Command& command : command_slots_) {
+    if (!command.in_flight() || !chosen(command)) continue;
     if (oldest != 0 && command.staged >= oldest) continue;
     oldest = command.staged;
     cid = static_cast<std::uint16_t>(command.id);
   }
   return oldest;
+}
+
+std::uint64_t QueuePair::oldest(const Request& request, std::uint16_t& cid) const {
+  return oldest_of([&](const Command& command) { return command.request == &request; }, cid);
+}
+
+std::uint64_t QueuePair::oldest(const Finished& list, std::uint16_t& cid) const {
+  return oldest_of([&](const Command& command) { return is_of(command, list); }, cid);
+}
+
+void QueuePair::expire(std::uint16_t cid, std::uint64_t staged) {
+  if (is_in_flight(cid, staged)) command_slots_[cid & id_mask_].request->expired = true;
 }
 
 bool QueuePair::is_in_flight(std::uint16_t cid, std::uint64_t staged) const {
@@ -156,7 +208,7 @@ bool QueuePair::is_in_flight(std::uint16_t cid, std::uint64_t staged) const {
 
 void QueuePair::restart(std::uint16_t status, Doorbell submission, Doorbell completion) {
   for (std::size_t i = 0; i < command_slots_.size(); ++i) {
-    if (command_slots_[i].in_flight()) retire(static_cast<std::uint32_t>(i), status, 0, true);
+    if (command_slots_[i].in_flight()) retire(static_cast<std::uint32_t>(i), status, 0, true, ticks());
   }
   submission_doorbell_ = submission;
   completion_doorbell_ = completion;

@@ -21,6 +21,8 @@
 #include "nvme/commands.hpp"
 #include "nvme/prp.hpp"
 #include "queue/doorbell.hpp"
+#include "queue/line.hpp"
+#include "queue/pacer.hpp"
 #include "queue/request.hpp"
 #include "queue/statistics.hpp"
 #include "queue/wakeup.hpp"
@@ -32,13 +34,19 @@ struct alignas(64) Command {
   Request* request = nullptr;  ///< the queue's own `nobody_` where its caller went away
   std::uint64_t offset = 0;    ///< of its data in the request
   std::uint32_t bytes = 0;
-  std::uint16_t list = kNoList;  ///< first of its list pages
+  std::uint16_t list = kNoList;  ///< first of its list pages, with kLists
+  std::uint8_t extra = 0;        ///< what its retirement is more than most are: kLists and the like
   bool is_write = false;
   std::uint32_t id = kNoId;  ///< its identifier while it is in flight
   std::uint64_t staged = 0;  ///< when, in ticks
+  std::uint64_t begun = 0;   ///< the same by the pacer's clock, with kPaced
   std::uint32_t registration = kNoRegistration;
 
   static constexpr std::uint32_t kNoRegistration = memory::Ledger::kNone;
+  static constexpr std::uint8_t kLists = 1;       ///< has list pages
+  static constexpr std::uint8_t kPaced = 2;       ///< counts against what large requests may have in flight
+  static constexpr std::uint8_t kBackground = 4;  ///< with kPaced: and against what background requests may
+  static constexpr std::uint8_t kTraced = 8;
   static constexpr std::uint16_t kNoList = 0xffff;
   static constexpr std::uint32_t kNoId = 0x10000;
 
@@ -51,6 +59,7 @@ struct Shape {
   std::uint32_t completion_depth = 64;  ///< of the completion ring, at least `depth`
   std::uint64_t page_size = 4096;       ///< CC.MPS
   std::uint32_t list_pages = 64;        ///< for commands over more than two pages
+  Pacer* pacer = nullptr;               ///< of the device; may be missing where nothing is paced
 };
 
 class QueuePair {
@@ -74,6 +83,8 @@ class QueuePair {
   void use_wakeup(std::unique_ptr<Wakeup> wakeup);
   /// Submission doorbell stores: as many as commands staged, but for those that shared one.
   std::uint64_t doorbells() const { return statistics_.commands() + load() - statistics_.coalesced.get(); }
+  /// Commands ever staged, modulo 2^32.
+  std::uint32_t staged() const { return next_free_.load(std::memory_order_relaxed); }
   /// Commands in flight; a hint for whoever does not own the queue.
   std::uint32_t load() const { return depth_ - 1 - free_count_.load(std::memory_order_relaxed); }
 
@@ -84,20 +95,38 @@ class QueuePair {
 
   // --- For the owner -----------------------------------------------------------------------------------------------
 
-  /// Whether a command with `lists` list pages can be staged now.
+  /// Whether a command with up to `lists` list pages can be staged now, out of turn: nobody waits for room.
   bool has_room(std::uint32_t lists) const {
-    return free_count_.load(std::memory_order_relaxed) != 0 && lists <= free_lists_;
+    return free_count_.load(std::memory_order_relaxed) != 0 && static_cast<std::int32_t>(lists) <= open_lists_;
   }
+  /// The same for a request that waits for room, at its turn.
+  bool has_room(std::uint32_t lists, const Line::Place& place) const {
+    return free_count_.load(std::memory_order_relaxed) != 0 && lists <= free_lists_ && line_.admits(place);
+  }
+  /// Those who wait for room.
+  const Line& line() const { return line_; }
+  void join_line(Line::Place& place);
+  void leave_line(Line::Place& place) {
+    line_.leave(place);
+    set_open();
+  }
+  /// One turn of who stands in line and is not the first.
+  void pass_in_line(std::uint64_t now);
 
   /// The ring's entry for the next command. The caller, who has checked has_room, fills it and then stages it; nothing
   /// is rung yet.
   nvme::SubmissionEntry& next() { return submission_[tail_]; }
   /// Stages next() over `bytes` of held memory: its data pointer is set here. `registration` is held in ledger();
   /// `offset` is the data's place in the request.
+  /// `extra` is Command::kPaced and the like, `now` in ticks.
   void stage_data(Request& request, bool is_write, std::uint32_t registration, const nvme::PageAddresses& memory,
-                  std::uint64_t offset, std::uint32_t bytes);
+                  std::uint64_t offset, std::uint32_t bytes, std::uint8_t extra, std::uint64_t now);
+  void stage_data(Request& request, bool is_write, std::uint32_t registration, const nvme::PageAddresses& memory,
+                  std::uint64_t offset, std::uint32_t bytes) {
+    stage_data(request, is_write, registration, memory, offset, bytes, 0, ticks());
+  }
   /// Stages next() without data.
-  void stage(Request& request) { push(request, next(), false, Command::kNoRegistration, Command::kNoList, 0, 0); }
+  void stage(Request& request) { push(request, next(), false, Command::kNoRegistration, 0, 0, 0, ticks()); }
   /// Stages next(), whose data is one list page of the queue's own, and returns that page, to be filled before ring().
   std::uint64_t* stage_with_page(Request& request);
   /// Tells the controller of everything staged, if anything was.
@@ -114,10 +143,7 @@ class QueuePair {
   /// Retires the completions that are there. Returns how many.
   std::uint32_t reap();
   /// The same, and stops when `request` is done.
-  void reap_until(const Request& request) {
-    while (reap_one() && request.done.load(std::memory_order_relaxed) == 0) {
-    }
-  }
+  void reap_until(const Request& request);
   /// Whether the controller has posted a completion that no command was waiting for, since the last restart. It cannot
   /// be trusted then: its next one may name a command that is not done. May be asked by anybody.
   bool distrusted() const { return distrusted_.load(std::memory_order_relaxed); }
@@ -125,10 +151,16 @@ class QueuePair {
 
   /// Takes a request's commands from it: they are retired for their holds alone. For a caller that goes away.
   void orphan(Request& request);
+  /// The same for those of a batch. Their requests have nothing in flight any more.
+  void orphan(const Finished& list);
   /// Counts a staged command that is not the first of its request.
   void count_continued() { statistics_.continued.add(1); }
   /// When the request's oldest command was staged, in ticks; 0 if it has none in flight. `cid` gets its identifier.
   std::uint64_t oldest(const Request& request, std::uint16_t& cid) const;
+  /// The same over the requests of a batch.
+  std::uint64_t oldest(const Finished& list, std::uint16_t& cid) const;
+  /// Says of the request of a command in flight that it was overdue.
+  void expire(std::uint16_t cid, std::uint64_t staged);
   /// Whether a command is still in flight, by identifier and the time that `oldest` gave.
   bool is_in_flight(std::uint16_t cid, std::uint64_t staged) const;
 
@@ -146,15 +178,23 @@ class QueuePair {
   }
   std::uint64_t list_iova(std::uint16_t page) const { return list_memory_.iova(page * shape_.page_size).value; }
   void push(Request& request, nvme::SubmissionEntry& entry, bool is_write, std::uint32_t registration,
-            std::uint16_t list, std::uint64_t offset, std::uint32_t bytes);
+            std::uint8_t extra, std::uint64_t offset, std::uint32_t bytes, std::uint64_t now);
   std::uint16_t build_lists(nvme::SubmissionEntry& entry, const nvme::PageAddresses& memory, std::uint32_t bytes);
+  /// The slot that push() will take.
+  Command& next_command() { return commands_[free_ids_[staged() & id_mask_]]; }
   void count(std::uint32_t change) {
     free_count_.store(free_count_.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
   }
   std::uint16_t take_lists(std::uint32_t count);
   void give_lists(std::uint16_t first);
-  bool reap_one();
-  void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped);
+  void set_open() { open_lists_ = line_.empty() ? free_lists_ : -1; }
+  bool has_completion() const;
+  void take_completion(std::uint64_t now);
+  void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped, std::uint64_t now);
+  void retire_extra(Command& command, std::uint64_t now);
+  template <class Chosen>
+  std::uint64_t oldest_of(Chosen&& chosen, std::uint16_t& cid) const;
+  bool is_of(const Command& command, const Finished& list) const;
   void fail(const Command& command, std::uint16_t status, bool stopped);
   void distrust();
   void turn_head();
@@ -175,15 +215,17 @@ class QueuePair {
   std::uint32_t rung_tail_ = 0;
   std::uint32_t head_ = 0;     ///< of the completion queue
   std::uint32_t turning_ = 0;  ///< the head at which something is to be done: see turn_head()
-  std::uint32_t next_free_ = 0;
+  std::atomic<std::uint32_t> next_free_{0};
   std::uint32_t id_mask_ = 0;  ///< of a slot's number in an identifier, and of a place in the ring of free ones
   std::uint32_t phase_ = 1;
+  std::int32_t open_lists_ = 0;  ///< free_lists_, or -1 while somebody waits for room
   std::uint16_t first_list_ = Command::kNoList;
   std::uint16_t free_lists_ = 0;
   Doorbell submission_doorbell_;
   Doorbell completion_doorbell_;
   std::atomic<bool> distrusted_{false};
 
+  Line line_;
   Request nobody_;  ///< whose commands orphans are
   Shape shape_;
   device::DmaMemory submission_memory_, completion_memory_, list_memory_;
@@ -198,12 +240,13 @@ class QueuePair {
 // The path of every request, inline so that it is one run of instructions.
 
 inline void QueuePair::push(Request& request, nvme::SubmissionEntry& entry, bool is_write, std::uint32_t registration,
-                            std::uint16_t list, std::uint64_t offset, std::uint32_t bytes) {
+                            std::uint8_t extra, std::uint64_t offset, std::uint32_t bytes, std::uint64_t now) {
   // Ring positions of free identifiers are [next_free_, next_free_ + free_count_); see retire().
-  const std::uint32_t slot = free_ids_[next_free_++ & id_mask_];
+  const std::uint32_t next = next_free_.load(std::memory_order_relaxed);
+  const std::uint32_t slot = free_ids_[next & id_mask_];
+  next_free_.store(next + 1, std::memory_order_relaxed);
   count(-1u);
   Command& command = commands_[slot];
-  const std::uint64_t now = ticks();
   // Above the slot's number, what nobody can foresee: a completion that the controller makes up, or posts late, does
   // not pass for one of a command that has the slot by then.
   const auto cid = static_cast<std::uint16_t>(slot | (static_cast<std::uint32_t>(now) & ~id_mask_));
@@ -211,7 +254,7 @@ inline void QueuePair::push(Request& request, nvme::SubmissionEntry& entry, bool
   command.request = &request;
   command.offset = offset;
   command.bytes = bytes;
-  command.list = list;
+  command.extra = extra;
   command.is_write = is_write;
   command.id = cid;
   command.staged = now;
@@ -221,30 +264,33 @@ inline void QueuePair::push(Request& request, nvme::SubmissionEntry& entry, bool
 }
 
 inline void QueuePair::stage_data(Request& request, bool is_write, std::uint32_t registration,
-                                  const nvme::PageAddresses& memory, std::uint64_t offset, std::uint32_t bytes) {
+                                  const nvme::PageAddresses& memory, std::uint64_t offset, std::uint32_t bytes,
+                                  std::uint8_t extra, std::uint64_t now) {
   nvme::SubmissionEntry& entry = next();
   const std::uint64_t first = memory.at(0);
   const std::uint64_t in_first = shape_.page_size - (first & (shape_.page_size - 1));
-  std::uint16_t list = Command::kNoList;
   entry.prp1 = first;
   if (bytes > in_first) [[unlikely]] {
     if (bytes - in_first <= shape_.page_size) {
       entry.prp2 = memory.at(in_first);
     } else {
-      list = build_lists(entry, memory, bytes);
+      next_command().list = build_lists(entry, memory, bytes);
+      extra |= Command::kLists;
     }
   }
-  push(request, entry, is_write, registration, list, offset, bytes);
+  if ((extra & Command::kPaced) != 0) next_command().begun = shape_.pacer->now(now);
+  push(request, entry, is_write, registration, extra, offset, bytes, now);
 }
 
-inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped) {
+inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped,
+                              std::uint64_t now) {
   Command& command = commands_[slot];
   command.id = Command::kNoId;
-  free_ids_[(next_free_ + free_count_.load(std::memory_order_relaxed)) & id_mask_] = static_cast<std::uint16_t>(slot);
+  free_ids_[(staged() + free_count_.load(std::memory_order_relaxed)) & id_mask_] = static_cast<std::uint16_t>(slot);
   count(1);
-  if (command.list != Command::kNoList) give_lists(command.list);
+  if (command.extra != 0) retire_extra(command, now);
   ledger_.remove(command.registration);
-  statistics_.latency[latency_bucket(ticks() - command.staged)].add(1);
+  statistics_.latency[latency_bucket(now - command.staged)].add(1);
   if (status == 0) [[likely]] {
     statistics_.bytes[command.is_write].add(command.bytes);
   } else {
@@ -252,30 +298,49 @@ inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uin
   }
   Request* request = command.request;
   request->result = result;
-  if (--request->in_flight == 0 && (request->complete_when_idle || request->failed())) {
+  if (--request->in_flight != 0) return;
+  if (request->on_idle == OnIdle::done) {
     request->done.store(1, std::memory_order_release);
+  } else if (request->on_idle == OnIdle::tell) {
+    auto* told = static_cast<ToldRequest*>(request);
+    told->list->append(*told);
   }
 }
 
-inline bool QueuePair::reap_one() {
-  nvme::CompletionEntry& entry = completion_[head_];
-  const nvme::CompletionWord word{std::atomic_ref(entry.last).load(std::memory_order_acquire)};
-  if (static_cast<std::uint32_t>(word.phase()) != phase_) return false;
+inline bool QueuePair::has_completion() const {
+  const nvme::CompletionWord word{std::atomic_ref(completion_[head_].last).load(std::memory_order_acquire)};
+  return static_cast<std::uint32_t>(word.phase()) == phase_;
+}
+
+inline void QueuePair::take_completion(std::uint64_t now) {
+  const nvme::CompletionEntry& entry = completion_[head_];
+  const nvme::CompletionWord word{entry.last};
   const std::uint32_t slot = word.cid() & id_mask_;
   if (commands_[slot].id == word.cid() && entry.sq_head < depth_) [[likely]] {
-    retire(slot, word.status(), entry.result, false);
+    retire(slot, word.status(), entry.result, false, now);
   } else {
     distrust();
   }
   if (++head_ == turning_) [[unlikely]]
     turn_head();
-  return true;
 }
 
 inline std::uint32_t QueuePair::reap() {
+  if (!has_completion()) return 0;
+  const std::uint64_t now = ticks();
   std::uint32_t reaped = 0;
-  while (reaped != depth_ && reap_one()) ++reaped;  // bounded: others may want the queue
+  do {
+    take_completion(now);
+  } while (++reaped != depth_ && has_completion());  // bounded: others may want the queue
   return reaped;
+}
+
+inline void QueuePair::reap_until(const Request& request) {
+  if (!has_completion()) return;
+  const std::uint64_t now = ticks();
+  do {
+    take_completion(now);
+  } while (request.done.load(std::memory_order_relaxed) == 0 && has_completion());
 }
 
 }  // namespace ugds::queue

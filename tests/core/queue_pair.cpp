@@ -84,7 +84,7 @@ TEST_CASE("a queue of every depth fills to one less than its entries, and wraps 
       std::vector<std::uint16_t> ids;
       while (rig.pair.has_room(0)) {
         rig.stage(requests.emplace_back());
-        requests.back().complete_when_idle = true;
+        requests.back().on_idle = queue::OnIdle::done;
       }
       CHECK(requests.size() == depth - 1);
       CHECK(rig.pair.load() == depth - 1);
@@ -123,7 +123,7 @@ TEST_CASE("completions in any order, with an identifier never used twice at once
   for (int step = 0; step < 20000; ++step) {
     if (rig.pair.has_room(0) && random() % 2 == 0) {
       Request& request = requests.emplace_back();
-      request.complete_when_idle = true;
+      request.on_idle = queue::OnIdle::done;
       rig.stage(request);
       rig.pair.ring();
       const std::uint16_t cid = rig.fetch().cid;
@@ -154,7 +154,7 @@ TEST_CASE("the failure at the lowest offset is the request's, whatever the order
     rig.pair.ledger().add(5);
     rig.pair.stage_data(request, false, 5, {pages.get(), i * 4096}, i * 4096, 4096);
   }
-  request.complete_when_idle = true;
+  request.on_idle = queue::OnIdle::done;
   rig.pair.ring();
   std::uint16_t ids[4];
   for (auto& id : ids) id = rig.fetch().cid;
@@ -175,7 +175,7 @@ TEST_CASE("the failure at the lowest offset is the request's, whatever the order
 TEST_CASE("an identifier that is not in flight is a protocol error, and the queue is not trusted any more") {
   Rig rig(8);
   Request request;
-  request.complete_when_idle = true;
+  request.on_idle = queue::OnIdle::done;
   rig.stage(request);
   rig.pair.ring();
   const std::uint16_t cid = rig.fetch().cid;
@@ -197,7 +197,7 @@ TEST_CASE("an identifier that is not in flight is a protocol error, and the queu
 TEST_CASE("a wrong phase is no completion") {
   Rig rig(4);
   Request request;
-  request.complete_when_idle = true;
+  request.on_idle = queue::OnIdle::done;
   rig.stage(request);
   rig.pair.ring();
   const std::uint16_t cid = rig.fetch().cid;
@@ -246,7 +246,7 @@ TEST_CASE("an orphaned request's command still gives back what it holds") {
   std::uint16_t cid;
   {
     Request request;
-    request.complete_when_idle = true;
+    request.on_idle = queue::OnIdle::done;
     rig.pair.next() = nvme::block_command(nvme::Opcode::read, 1, Lba(0), 1);
     const std::uint64_t page[] = {0x4000000000000};
     rig.pair.ledger().add(3);
@@ -264,7 +264,7 @@ TEST_CASE("an orphaned request's command still gives back what it holds") {
 TEST_CASE("a restart ends everything in flight and the rings begin anew") {
   Rig rig(8);
   Request one, two;
-  one.complete_when_idle = two.complete_when_idle = true;
+  one.on_idle = two.on_idle = queue::OnIdle::done;
   rig.stage(one);
   rig.stage(two);
   rig.pair.ring();
@@ -281,7 +281,7 @@ TEST_CASE("a restart ends everything in flight and the rings begin anew") {
   rig.fetched = rig.posted = 0;
   rig.phase = 1;
   Request three;
-  three.complete_when_idle = true;
+  three.on_idle = queue::OnIdle::done;
   rig.stage(three);
   rig.pair.ring();
   rig.post(rig.fetch().cid);

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/transfer.hpp"
+
+#include <cerrno>
+#include <cstdio>
+
+#include "nvme/status.hpp"
+
+namespace ugds::engine {
+
+using nvme::Opcode;
+
+namespace {
+
+unsigned long long number(std::uint64_t n) { return static_cast<unsigned long long>(n); }
+
+constexpr const char* kRepeat = "nothing more is written; repeat the request";
+constexpr const char* kReopen = "close the device and open it again";
+
+void set_gone(Error& error, Handle& handle, State state) {
+  error.code = state == State::lost ? ENODEV : EIO;
+  set_cause(error, "%s", handle.why().c_str());
+  set_hint(error, "%s", state == State::lost ? handle.device().gone().hint : kReopen);
+}
+
+/// Its caller has let go of it while it was in flight.
+void set_interrupted(Error& error, Handle& handle, bool expired) {
+  if (handle.state() == State::wedged) {
+    error.code = expired ? ETIMEDOUT : EIO;
+    set_cause(error, "%s", handle.why().c_str());
+    set_hint(error, "its buffers stay registered and held; close the handle by force after an external reset");
+  } else {
+    error.code = ECANCELED;
+    set_cause(error, "interrupted while the device was at work; the buffer is held until the command retires");
+  }
+}
+
+/// A command of it came to an end by a recovery.
+void set_recovered(Error& error, Handle& handle, const queue::Request& request) {
+  const State state = handle.state();
+  if (request.expired) {
+    error.code = ETIMEDOUT;
+    set_cause(error, "a command was not completed within %.3f s; it was %s, and nothing more is written",
+              static_cast<double>(handle.policy().deadline_ns) * 1e-9,
+              request.stopped ? "ended by a reset of the controller" : "aborted");
+    set_hint(error, "raise the deadline if the device is merely slow");
+  } else if (state == State::lost) {
+    set_gone(error, handle, state);
+  } else {
+    error.code = ECANCELED;
+    set_cause(error, "the controller was reset while the request was in flight");
+    set_hint(error, "%s", state == State::ready || state == State::recovering ? kRepeat : kReopen);
+  }
+}
+
+void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal) {
+  const memory::Reference& b = t.buffer;
+  error.code = EINVAL;
+  switch (refusal) {
+    case Refusal::buffer_offset:
+      return set_cause(error, "the offset in the buffer, %llu, lies beyond it: it has %llu bytes",
+                       number(t.buffer_offset), number(b.size));
+    case Refusal::beyond_buffer:
+      return set_cause(error, "[%llu, +%llu) reaches beyond the registered buffer, which has %llu bytes",
+                       number(t.buffer_offset), number(t.size), number(b.size));
+    case Refusal::memory_unaligned:
+      set_cause(error, "the memory does not begin at a multiple of 4 bytes");
+      return set_hint(error, "the controller addresses memory in dwords; align the buffer or its offset");
+    case Refusal::readonly:
+      error.code = EACCES;
+      set_cause(error, "a read would write to a buffer that is registered read-only");
+      return set_hint(error, "register memory that can be written");
+    case Refusal::stale:
+      error.code = ESTALE;
+      set_cause(error, "the registration is closed");
+      return set_hint(error, "register the buffer again");
+    case Refusal::unmapped:
+      error.code = ENXIO;
+      set_cause(error, "the buffer is not mapped to this device");
+      return set_hint(error,
+                      "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
+                      "transport can reach");
+    default:
+      set_cause(error, "the buffer is not registered");
+      return set_hint(error, "register it once, before the first I/O");
+  }
+}
+
+}  // namespace
+
+const char* operation_name(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::read: return "read";
+    case Opcode::write: return "write";
+    case Opcode::flush: return "flush";
+    case Opcode::dataset_management: return "discard";
+    case Opcode::write_zeroes: return "write zeroes";
+  }
+  return "request";
+}
+
+Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
+  // First: without a size given, the rest of the buffer has wrapped.
+  if (t.buffer && t.buffer_offset > t.buffer.size) return Refusal::buffer_offset;
+  if (const Refusal refusal = check_range(g, t.offset, t.size); refusal != Refusal::none) return refusal;
+  if (!has_data(t.opcode)) return Refusal::none;
+  if (t.segments.empty()) return check_memory(t.buffer, t.buffer_offset, t.size, t.opcode);
+  for (const Segment& segment : t.segments) {
+    if ((segment.size & g.block_mask) != 0) return Refusal::unaligned;
+    const Refusal refusal = check_memory(segment.buffer, segment.buffer_offset, segment.size, t.opcode);
+    if (refusal != Refusal::none) return refusal;
+  }
+  return Refusal::none;
+}
+
+void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusal) {
+  switch (refusal) {
+    case Refusal::unaligned:
+      error.code = EINVAL;
+      return set_cause(error, "offset and size must be multiples of the block size, %u bytes",
+                       handle.identity().block_size);
+    case Refusal::beyond_device:
+      error.code = ERANGE;
+      return set_cause(error, "the range ends beyond the device, which has %llu bytes",
+                       number(handle.geometry().capacity));
+    case Refusal::no_room: error.code = ETIMEDOUT; return set_cause(error, "no queue had room within the deadline");
+    case Refusal::cancelled:
+      error.code = ECANCELED;
+      set_cause(error, "the request was cancelled before all of it was given to the device");
+      return set_hint(error, "submit it again where it is still wanted");
+    case Refusal::not_ready: return set_gone(error, handle, handle.state());
+    case Refusal::interrupted: return set_interrupted(error, handle, false);
+    default: return set_memory_refusal(error, t, refusal);
+  }
+}
+
+Error describe(Handle& handle, const Transfer& t, const queue::Request& request, Refusal refusal) {
+  Error error;
+  error.operation = operation_name(t.opcode);
+  set_device(error, handle.uri().c_str());
+  error.offset = t.offset;
+  error.length = t.size;
+  error.completed = request.failed() ? request.failed_at : 0;
+  if (refusal == Refusal::interrupted) {
+    set_interrupted(error, handle, request.expired);
+  } else if (refusal != Refusal::none) {
+    set_refusal(error, handle, t, refusal);
+  } else if (request.expired || request.stopped) {
+    set_recovered(error, handle, request);
+  } else {
+    error.code = nvme::status_errno(request.status);
+    error.status = request.status;
+    std::snprintf(error.status_words, sizeof error.status_words, "%s", nvme::status_words(request.status));
+    set_cause(error, "the device failed a command at byte %llu", number(t.offset + request.failed_at));
+    set_hint(error, "%s", nvme::status_hint(request.status));
+  }
+  return error;
+}
+
+}  // namespace ugds::engine

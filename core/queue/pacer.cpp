@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "queue/pacer.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/clock.hpp"
+#include "queue/queue_pair.hpp"
+
+namespace ugds::queue {
+
+namespace {
+
+constexpr std::uint32_t kLeastSamples = 16;
+/// The least that is allowed in flight beside each request's one command, in pieces.
+constexpr std::uint64_t kFloor = 2;
+/// How often the device is looked at nearly idle, and how soon small requests count as gone for background requests.
+constexpr std::uint64_t kEpoch = 2'000'000'000, kActive = 1'000'000;
+
+template <class T>
+void lower(std::atomic<T>& word, T value) {
+  T now = word.load(std::memory_order_relaxed);
+  while (value < now && !word.compare_exchange_weak(now, value, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+void Pacer::configure(const Pacing& pacing, std::uint32_t piece) {
+  latency_low_.store(pacing.latency_low, std::memory_order_relaxed);
+  latency_high_.store(pacing.latency_high, std::memory_order_relaxed);
+  background_share_.store(pacing.background_share, std::memory_order_relaxed);
+  memory_.store(span(pacing.memory_ns), std::memory_order_relaxed);
+  piece_.store(piece, std::memory_order_relaxed);
+  limit_.store(kNoLimit, std::memory_order_relaxed);
+}
+
+std::uint64_t Pacer::span(std::uint64_t ns) const { return virtual_clock_ != nullptr ? ns : ns_to_ticks(ns); }
+
+/// Whether commands that are not counted here were staged since the last look, or a moment ago.
+bool Pacer::others_came(std::uint64_t now) {
+  std::uint32_t all = 0;
+  for (const QueuePair* pair : pairs_) all += pair->staged();
+  const std::uint32_t others = all - staged_.load(std::memory_order_relaxed);
+  if (others_.exchange(others, std::memory_order_relaxed) != others) {
+    others_at_.store(now, std::memory_order_relaxed);
+    return true;
+  }
+  const std::uint64_t at = others_at_.load(std::memory_order_relaxed);
+  return at != 0 && now - at < span(kActive);
+}
+
+bool Pacer::take(std::uint32_t bytes, bool background, bool first) {
+  const std::uint64_t all = in_flight_.load(std::memory_order_relaxed);
+  if (background) {
+    const std::uint64_t mine = background_.load(std::memory_order_relaxed), theirs = all - std::min(all, mine);
+    if (mine != 0 && (theirs != 0 || others_came(now(ticks()))) &&
+        mine + bytes > theirs * background_share_.load(std::memory_order_relaxed) / 256)
+      return false;
+    first = first && mine == 0;
+  }
+  if (!first && all + bytes > limit_.load(std::memory_order_relaxed)) {
+    refused_.store(true, std::memory_order_relaxed);
+    return false;
+  }
+  const std::uint64_t now_in_flight = in_flight_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+  if (background) background_.fetch_add(bytes, std::memory_order_relaxed);
+  staged_.fetch_add(1, std::memory_order_relaxed);
+  if (now_in_flight > peak_.load(std::memory_order_relaxed)) peak_.store(now_in_flight, std::memory_order_relaxed);
+  return true;
+}
+
+void Pacer::put_back(std::uint32_t bytes, bool background) {
+  in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (background) background_.fetch_sub(bytes, std::memory_order_relaxed);
+  staged_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Pacer::give(std::uint32_t bytes, bool is_write, bool background, std::uint64_t latency) {
+  in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (background) background_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (latency_high_.load(std::memory_order_relaxed) == 0) return;
+  sample(bytes, is_write, latency);
+  const std::uint64_t flying = in_flight_.load(std::memory_order_relaxed) / piece_.load(std::memory_order_relaxed);
+  const auto enough = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(flying, kLeastSamples, 256));
+  if (samples_.load(std::memory_order_relaxed) >= enough && !adjusting_.test_and_set(std::memory_order_acquire)) {
+    adjust();
+    adjusting_.clear(std::memory_order_release);
+  }
+}
+
+void Pacer::sample(std::uint32_t bytes, bool is_write, std::uint64_t latency) {
+  Idle& idle = idle_[is_write][std::min<unsigned>(std::bit_width(bytes >> 9), kClasses - 1)];
+  lower(idle.now, latency);
+  const std::uint64_t lowest =
+      std::min(idle.now.load(std::memory_order_relaxed), idle.before.load(std::memory_order_relaxed));
+  // Staged under an earlier limit, it says nothing of this one.
+  if (now(ticks()) - latency < since_.load(std::memory_order_relaxed)) return;
+  const std::uint64_t ratio = latency * 256 / std::max<std::uint64_t>(lowest, 1);
+  ratios_.fetch_add(std::min<std::uint64_t>(ratio, 1u << 16), std::memory_order_relaxed);
+  samples_.fetch_add(1, std::memory_order_relaxed);
+}
+
+/// Once in as many commands as are in flight: is there somebody to protect, and what became of the latency.
+void Pacer::adjust() {
+  const std::uint64_t now = this->now(ticks());
+  const std::uint32_t samples = samples_.exchange(0, std::memory_order_relaxed);
+  const std::uint64_t ratios = ratios_.exchange(0, std::memory_order_relaxed);
+  others_came(now);
+  const std::uint64_t at = others_at_.load(std::memory_order_relaxed);
+  const bool protects = at != 0 && now - at < memory_.load(std::memory_order_relaxed);
+  const bool began = protects && !protects_.load(std::memory_order_relaxed);
+  protects_.store(protects, std::memory_order_relaxed);
+  if (!protects) {
+    limit_.store(kNoLimit, std::memory_order_relaxed);
+  } else if (began) {
+    begin_epoch(now);
+  } else if (samples != 0) {
+    follow(now, ratios / samples);
+  }
+  refused_.store(false, std::memory_order_relaxed);
+  peak_.store(in_flight_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+}
+
+/// Looks at the device with little in flight, so that its latency when idle is known and stays known.
+void Pacer::begin_epoch(std::uint64_t now) {
+  epoch_at_ = now;
+  resumed_ = limit_.load(std::memory_order_relaxed);
+  for (auto& direction : idle_) {
+    for (Idle& idle : direction) idle.before.store(idle.now.exchange(~std::uint64_t{0}, std::memory_order_relaxed));
+  }
+  limit_.store(kFloor * piece_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  since_.store(now, std::memory_order_relaxed);
+}
+
+void Pacer::follow(std::uint64_t now, std::uint64_t ratio) {
+  const std::uint64_t limit = limit_.load(std::memory_order_relaxed);
+  if (resumed_ != 0) {
+    // That look is over. A limit that was none is found anew.
+    if (resumed_ != kNoLimit) limit_.store(resumed_, std::memory_order_relaxed);
+    resumed_ = 0;
+    since_.store(now, std::memory_order_relaxed);
+    return;
+  }
+  if (now - epoch_at_ > span(kEpoch)) return begin_epoch(now);
+  const std::uint64_t least = kFloor * piece_.load(std::memory_order_relaxed);
+  std::uint64_t next = limit;
+  const std::uint64_t low = latency_low_.load(std::memory_order_relaxed);
+  const std::uint64_t high = latency_high_.load(std::memory_order_relaxed);
+  if (ratio > high) {
+    const std::uint64_t middle = (low + high) / 2;
+    next = std::max(least, std::min(limit, peak_.load(std::memory_order_relaxed)) * middle / ratio);
+  } else if (ratio < low && refused_.load(std::memory_order_relaxed)) {
+    next = limit + std::max(piece_.load(std::memory_order_relaxed), limit / 4);
+  }
+  if (next == limit) return;
+  limit_.store(next, std::memory_order_relaxed);
+  since_.store(now, std::memory_order_relaxed);
+}
+
+}  // namespace ugds::queue

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How much large and background requests may have in flight on one device, over all its queue pairs, so that small
+// requests find it responsive. A device serves what it was given in some order of its own: what is not in flight yet is
+// all that can still be passed.
+//
+// While small requests come, the bytes in flight are kept where the latency of a large request's commands is some
+// factor above that of an idle device (the idea of TCP Vegas): that much fills the device, and more would only wait
+// inside of it. Nobody to protect: no limit. A request may always have one command in flight, so nobody starves.
+//
+// Small requests pay nothing for any of it: they are seen by the queue pairs' own counts.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace ugds::queue {
+
+class QueuePair;
+
+/// What a mode may choose of it.
+struct Pacing {
+  /// Latency over that of an idle device, in 256ths, between which commands of large requests are kept; 0: no limit.
+  std::uint32_t latency_low = 358, latency_high = 448;
+  /// Bytes that background requests may have in flight, over those of other large requests, in 256ths. While small
+  /// requests come they may have one command.
+  std::uint32_t background_share = 43;
+  /// How long small requests are protected after the last of them.
+  std::uint64_t memory_ns = 1'000'000'000;
+};
+
+class Pacer {
+ public:
+  /// `virtual_clock` holds the device's time in nanoseconds, where that is not real time.
+  explicit Pacer(const std::atomic<std::uint64_t>* virtual_clock) : virtual_clock_(virtual_clock) {}
+
+  /// `piece`: bytes of a large request's command. Thread-safe.
+  void configure(const Pacing& pacing, std::uint32_t piece);
+  /// Counts a queue pair's commands among those that may be small ones. Before the first command.
+  void watch(const QueuePair& pair) { pairs_.push_back(&pair); }
+
+  /// Time as latencies are measured by: the device's own, or `ticks`.
+  std::uint64_t now(std::uint64_t ticks) const {
+    return virtual_clock_ == nullptr ? ticks : virtual_clock_->load(std::memory_order_relaxed);
+  }
+
+  /// Whether a command of a large or background request may be staged; it is counted then. `first`: its request has
+  /// nothing in flight. Thread-safe.
+  bool take(std::uint32_t bytes, bool background, bool first);
+  /// What take() counted has retired, `latency` after it was staged.
+  void give(std::uint32_t bytes, bool is_write, bool background, std::uint64_t latency);
+  /// What take() counted was not staged after all.
+  void put_back(std::uint32_t bytes, bool background);
+
+  /// Whether small requests have come lately, and large ones are to be cut finely.
+  bool protects() const { return protects_.load(std::memory_order_relaxed); }
+  std::uint64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
+  std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr unsigned kClasses = 24;  ///< of sizes, by their logarithm
+
+  std::uint64_t span(std::uint64_t ns) const;
+  bool others_came(std::uint64_t now);
+  void sample(std::uint32_t bytes, bool is_write, std::uint64_t latency);
+  void adjust();
+  void follow(std::uint64_t now, std::uint64_t ratio);
+  void begin_epoch(std::uint64_t now);
+
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1;
+
+  const std::atomic<std::uint64_t>* const virtual_clock_;
+  std::vector<const QueuePair*> pairs_;
+  std::atomic<std::uint32_t> latency_low_{0}, latency_high_{0}, background_share_{0};
+  std::atomic<std::uint64_t> memory_{0};  ///< by now()'s unit
+  std::atomic<std::uint64_t> piece_{128u << 10};
+
+  alignas(64) std::atomic<std::uint64_t> in_flight_{0};
+  std::atomic<std::uint64_t> background_{0};  ///< of those in flight
+  std::atomic<std::uint64_t> limit_{kNoLimit};
+  std::atomic<std::uint32_t> staged_{0};  ///< commands ever counted
+  std::atomic<bool> protects_{false};
+  std::atomic<bool> refused_{false};  ///< since the last adjustment
+  std::atomic<std::uint64_t> peak_{0};
+
+  alignas(64) std::atomic<std::uint64_t> ratios_{0};  ///< of latencies to the idle device's, summed, in 256ths
+  std::atomic<std::uint32_t> samples_{0};
+  std::atomic<std::uint64_t> since_{0};  ///< commands staged before it say nothing of the present limit
+  struct Idle {
+    std::atomic<std::uint64_t> now{~std::uint64_t{0}},
+        before{~std::uint64_t{0}};  ///< lowest of this epoch and the last
+  };
+  std::array<std::array<Idle, kClasses>, 2> idle_{};
+
+  std::atomic_flag adjusting_;
+  std::atomic<std::uint32_t> others_{0};
+  std::atomic<std::uint64_t> others_at_{0};
+  // By who adjusts.
+  std::uint64_t epoch_at_ = 0;
+  std::uint64_t resumed_ = 0;  ///< the limit to go back to after the device was looked at nearly idle
+};
+
+}  // namespace ugds::queue
