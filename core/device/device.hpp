@@ -5,6 +5,7 @@
 // after set-up a queue holds plain pointers. The exceptions are cold: a doorbell that is not mapped, and `turn`.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -107,6 +108,10 @@ class Device {
   using Turn = void (*)(void* context);
   virtual Turn turn() const { return nullptr; }
   virtual void* turn_context() const { return nullptr; }
+
+  /// The time that a simulated controller goes by (`clock=virtual`), in nanoseconds from 0, which only grows; nullptr
+  /// for what goes by real time. Lives as long as the device. To be read by any thread, in any memory order.
+  virtual const std::atomic<std::uint64_t>* virtual_clock() const { return nullptr; }
 
  protected:
   /// For set_interrupts. Throws Failure(EINVAL) where there are fewer vectors than asked for.

@@ -222,6 +222,7 @@ void Controller::poke(std::uint32_t nsid, std::uint64_t offset, const void* data
 }
 std::uint64_t Controller::stored_bytes() const { return impl_->subsystem->stored_bytes(); }
 
+const std::atomic<std::uint64_t>* Controller::virtual_clock() const { return impl_->clock.word(); }
 std::uint64_t Controller::virtual_now_ns() const { return impl_->clock.now(); }
 
 void Controller::advance_ns(std::uint64_t ns) {
