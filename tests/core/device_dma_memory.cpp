@@ -27,6 +27,7 @@
 #include "fake_device.hpp"
 #include "memory/host.hpp"
 #include "nvme/prp.hpp"
+#include "serve_client.hpp"
 
 using namespace ugds;
 using device::DmaMemory;
@@ -280,6 +281,22 @@ TEST_CASE("dma memory: each step of its set-up fails once and leaves nothing") {
       CHECK(free_huge_pages() == free);
     }
   }
+}
+
+TEST_CASE("dma memory: huge pages are mapped to this process's devices and to another's server, aligned as any") {
+  if (no_huge_page()) return;
+  const serve_test::Folder folder;
+  serve::Server server("emulated:1MiB", folder.at("s"));
+  for (const std::string& uri : {std::string("emulated:1MiB?pump=caller"), "vfio-user:" + server.path()}) {
+    const auto device = device::open(uri, parse_uri(uri));
+    const DmaMemory memory(*device, Bytes(2_MiB + 32_KiB), true, Pages::huge);
+    REQUIRE(memory.huge());
+    CHECK(memory.iova(0).value % DmaMemory::kAlignment == 0);
+    CHECK(memory.iova(2_MiB + 4095).value == memory.iova(0).value + 2_MiB + 4095);
+  }
+  serve_test::await_idle(server);
+  CHECK(server.controller().counters().mapped_ranges == 0);
+  CHECK(server.controller().violations().empty());
 }
 
 TEST_CASE("dma memory: what is moved stays what it is") {
