@@ -5,10 +5,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <map>
 #include <mutex>
 
 #include "base/fork.hpp"
+#include "base/units.hpp"
 
 namespace ugds {
 
@@ -69,6 +72,19 @@ Descriptor make_shared_memory(std::uint64_t size, unsigned flags) {
   if (!memory || ftruncate(memory.get(), static_cast<off_t>(size)) != 0) return {};
   fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   return memory;
+}
+
+int allocate_pages(const Descriptor& memory, std::uint64_t size) {
+  // A call that a signal ends may have done nothing. In parts, signals that come all the while let it get to its end.
+  constexpr std::uint64_t kPart = 2_MiB;
+  for (std::uint64_t at = 0; at < size;) {
+    const int error =
+        posix_fallocate(memory.get(), static_cast<off_t>(at), static_cast<off_t>(std::min(kPart, size - at)));
+    if (error == EINTR) continue;
+    if (error != 0) return error;
+    at += kPart;
+  }
+  return 0;
 }
 
 }  // namespace ugds

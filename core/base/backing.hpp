@@ -28,5 +28,8 @@ Backing find_backing(const void* address, std::uint64_t length);
 /// A descriptor of `size` zeroed bytes that can no longer shrink, so that whoever maps it cannot be hit by that. Empty
 /// where there is none; errno says why.
 Descriptor make_shared_memory(std::uint64_t size, unsigned flags = 0);
+/// Allocates all of its pages now, zeroed, so that missing memory is an error here and not a fault (SIGBUS) where it is
+/// first touched. Returns 0 or the error; signals do not end it.
+int allocate_pages(const Descriptor& memory, std::uint64_t size);
 
 }  // namespace ugds

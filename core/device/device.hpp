@@ -33,6 +33,7 @@ struct Mapping {
 struct Limits {
   bool memory_from_descriptor = false;  ///< only memory with a file descriptor behind it can be mapped
   bool registers_may_block = false;     ///< another process answers: not to be waited for with a lock that others need
+  bool physical_addresses = false;      ///< IOVAs are physical addresses: consecutive only inside one page
   std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
   std::uint64_t register_bytes = ~std::uint64_t{0};  ///< of BAR0: doorbells beyond it cannot be rung
 };
@@ -109,7 +110,8 @@ class Device {
   virtual Turn turn() const { return nullptr; }
   virtual void* turn_context() const { return nullptr; }
 
-  /// The word that holds the device's time in nanoseconds, where that is not real time (`clock=virtual`).
+  /// The time that a simulated controller goes by (`clock=virtual`), in nanoseconds from 0, which only grows; nullptr
+  /// for what goes by real time. Lives as long as the device. To be read by any thread, in any memory order.
   virtual const std::atomic<std::uint64_t>* virtual_clock() const { return nullptr; }
 
  protected:
@@ -122,11 +124,13 @@ class DmaMemory {
  public:
   /// Of address and IOVA alike: the largest controller page, for queues and lists begin at a multiple of it.
   static constexpr std::uint64_t kAlignment = 64_KiB;
+  /// `huge`: of 2 MiB where some are free, else ordinary ones. Inside one even physical addresses are consecutive.
+  enum class Pages : std::uint8_t { ordinary, huge };
 
   DmaMemory() = default;
   /// Throws Failure(ENOMEM) and whatever Device::map throws. `contiguous` asks for consecutive IOVAs and fails with
-  /// ENOMEM where the transport did not give them.
-  DmaMemory(Device& device, Bytes size, bool contiguous);
+  /// ENOMEM where the transport did not give them: a smaller one may be had.
+  DmaMemory(Device& device, Bytes size, bool contiguous, Pages pages = Pages::ordinary);
   ~DmaMemory();
   DmaMemory(DmaMemory&& other) noexcept;
   DmaMemory& operator=(DmaMemory&& other) noexcept;
@@ -135,15 +139,27 @@ class DmaMemory {
   Bytes size() const { return size_; }
   Iova iova(std::uint64_t offset) const;
   explicit operator bool() const { return data_ != nullptr; }
+  /// Whether it is in huge pages. Their rest beyond `size` is not mapped to the device.
+  bool huge() const { return huge_; }
+  /// Why it is not, though that was asked for: a static text such as "no huge page is free"; "" otherwise.
+  const char* why_not_huge() const { return why_not_huge_; }
   /// Forgets the memory without unmapping or freeing it: the controller may still write to it.
   void leak() noexcept;
 
  private:
+  void allocate(bool shared);
+  bool allocate_huge(bool shared);
+  void keep(std::byte* data, std::uint64_t bytes, Descriptor descriptor, bool shared);
+  void map(bool contiguous);
+  bool map_huge(bool contiguous);
   void free() noexcept;
 
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
   Bytes size_{};
+  std::uint64_t allocated_ = 0;
+  bool huge_ = false;
+  const char* why_not_huge_ = "";
   Descriptor descriptor_;  ///< behind it, where the transport needs one
   Mapping mapping_{};
   std::unique_ptr<std::uint64_t[]> pages_;

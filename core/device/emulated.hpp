@@ -30,6 +30,7 @@ class EmulatedDevice final : public Device {
   bool reset() noexcept override;
   Turn turn() const override;
   void* turn_context() const override;
+  const std::atomic<std::uint64_t>* virtual_clock() const override { return controller_.virtual_clock(); }
 
   /// The controller itself, for ugds.testing.
   emulator::Controller& controller() { return controller_; }

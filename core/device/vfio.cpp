@@ -124,7 +124,9 @@ VfioDevice::VfioDevice(std::string text, const Uri& uri)
 
 VfioDevice::VfioDevice(std::string text, const PciFunction& function, const Uri& uri)
     : uri_(std::move(text)), claim_(std::in_place, function) {
-  access_ = open_function(function, way_of(uri));
+  const Way way = way_of(uri);
+  access_ = open_function(function, way);
+  limits_.physical_addresses = way == Way::none;
   vfio_device_info info{};
   info.argsz = sizeof info;
   if (const int result = abi::call(access_.device.get(), VFIO_DEVICE_GET_INFO, &info); result < 0) {

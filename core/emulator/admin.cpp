@@ -151,7 +151,8 @@ std::uint16_t Controller::Impl::abort(const Command& command, std::uint32_t& res
   const std::uint32_t id = command.entry.cdw10 & 0xffff, cid = command.entry.cdw10 >> 16;
   result = 1;  // not aborted
   if (id >= submission.size() || submission[id] == nullptr) return status::success;
-  // What still waits in the queue becomes a command, which can be aborted.
+  // What still waits in the queue becomes a command, which can be aborted: as far as there are slots. Of what is beyond
+  // them the controller does not know yet.
   observe(*submission[id]);
   fetch(*submission[id], submission[id]->depth);
   for (Command* other : live) {

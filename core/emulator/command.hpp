@@ -29,6 +29,10 @@ struct Transfer {
   }
 };
 
+inline bool overlap(const Transfer::Piece& a, const Transfer::Piece& b) {
+  return a.iova < b.iova + b.bytes && b.iova < a.iova + a.bytes;
+}
+
 enum class Direction : std::uint8_t { none, to_host, from_host };
 
 struct Command {

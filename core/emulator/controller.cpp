@@ -59,7 +59,8 @@ Controller::Impl::Impl(const Options& wanted)
       random(wanted.seed),
       subsystem(wanted),
       doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true),
-      vectors(wanted.vector_count()) {
+      vectors(wanted.vector_count()),
+      free_slots(wanted.slots == 0 ? ~std::uint32_t{0} : wanted.slots) {
   return_to_initial_state(true);
   counters = {};
   doorbells_were_lost = false;
@@ -90,66 +91,6 @@ bool Controller::Impl::turn_safely() noexcept {
     fail_fatally();
     return true;
   }
-}
-
-void Controller::Impl::unmap(std::uint64_t iova) noexcept {
-  const AddressSpace::Range* range = memory.find(iova);
-  if (range == nullptr) {
-    violations.add("unmap-unknown", "0x%llx is not the first byte of a mapping", static_cast<unsigned long long>(iova));
-    return;
-  }
-  try {
-    check_unused(iova, range->length);
-  } catch (...) {
-    fail_fatally();
-  }
-  auto touches = [&](std::uint64_t at) {
-    return shadow != nullptr && at < iova + range->length && iova < at + page_size;
-  };
-  if (touches(shadow_iova) || touches(event_iova)) {
-    // These are looked at without a translation. They cannot be any more.
-    for (const std::uint16_t id : submission_ids)
-      if (id != 0) submission[id]->doorbell = {doorbell_word(nvme::submission_doorbell(id, stride())), nullptr, 0};
-    for (const std::uint16_t id : completion_ids)
-      if (id != 0) completion[id]->doorbell = {doorbell_word(nvme::completion_doorbell(id, stride())), nullptr, 0};
-    shadow = events = nullptr;
-    fail_fatally();
-  }
-  memory.remove(iova);
-}
-
-void Controller::Impl::check_unused(std::uint64_t iova, std::uint64_t length) {
-  const auto hits = [&](std::uint64_t at, std::uint64_t bytes) { return at < iova + length && iova < at + bytes; };
-  const auto add = [&](const char* what, std::uint32_t cid, std::uint32_t queue) {
-    violations.add("unmap-in-use", "[0x%llx, +0x%llx) holds %s (command %u, queue %u)",
-                   static_cast<unsigned long long>(iova), static_cast<unsigned long long>(length), what, cid, queue);
-  };
-  // What the host has submitted and the controller has not looked at becomes commands, which name their memory.
-  if (state == State::ready && !removed.load(std::memory_order_relaxed)) {
-    for (const std::uint16_t id : submission_ids) {
-      observe(*submission[id]);
-      fetch(*submission[id], submission[id]->depth);
-      if (state != State::ready) break;
-    }
-  }
-  if (removed.load(std::memory_order_relaxed)) return;
-  for (const Command* command : live) {
-    for (const Transfer::Piece& piece : command->transfer.data)
-      if (hits(piece.iova, piece.bytes)) add("data", command->entry.cid, command->sq);
-    for (const Transfer::Piece& piece : command->transfer.lists)
-      if (hits(piece.iova, piece.bytes)) add("a PRP list", command->entry.cid, command->sq);
-    if (hits(command->transfer.metadata.iova, command->transfer.metadata.bytes))
-      add("metadata", command->entry.cid, command->sq);
-  }
-  auto check_ring = [&](const Ring& ring, std::uint64_t bytes, const char* what, std::uint32_t id) {
-    for (std::uint64_t at = 0; at < bytes; at += page_size)
-      if (hits(ring.at(at), std::min(page_size, bytes - at))) return add(what, 0, id);
-  };
-  for (const std::uint16_t id : submission_ids)
-    check_ring(submission[id]->ring, std::uint64_t{submission[id]->depth} * 64, "a submission queue", id);
-  for (const std::uint16_t id : completion_ids)
-    check_ring(completion[id]->ring, std::uint64_t{completion[id]->depth} * 16, "a completion queue", id);
-  if (shadow != nullptr && (hits(shadow_iova, page_size) || hits(event_iova, page_size))) add("shadow doorbells", 0, 0);
 }
 
 Controller::Controller(const Options& options) : impl_(std::make_unique<Impl>(options)) {}
@@ -281,6 +222,7 @@ void Controller::poke(std::uint32_t nsid, std::uint64_t offset, const void* data
 }
 std::uint64_t Controller::stored_bytes() const { return impl_->subsystem->stored_bytes(); }
 
+const std::atomic<std::uint64_t>* Controller::virtual_clock() const { return impl_->clock.word(); }
 std::uint64_t Controller::virtual_now_ns() const { return impl_->clock.now(); }
 
 void Controller::advance_ns(std::uint64_t ns) {

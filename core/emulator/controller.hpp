@@ -119,6 +119,10 @@ class Controller {
   static void turn(void* controller);
   bool pumped_by_caller() const;
 
+  /// With `clock=virtual` the word that holds its time, in nanoseconds from 0, which only grows; else nullptr. Lives as
+  /// long as the controller. To be read by any thread, in any memory order.
+  const std::atomic<std::uint64_t>* virtual_clock() const;
+
   // --- Address translation, as an IOMMU's driver uses it -----------------------------------------------------------
 
   /// Maps page-aligned memory of this process. Returns the IOVA of its first byte; the range is consecutive, congruent

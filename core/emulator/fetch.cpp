@@ -22,10 +22,6 @@ void append(std::vector<Transfer::Piece>& pieces, std::uint64_t iova, std::uint6
   }
 }
 
-bool overlap(const Transfer::Piece& a, const Transfer::Piece& b) {
-  return a.iova < b.iova + b.bytes && b.iova < a.iova + a.bytes;
-}
-
 struct ReservedBits {
   std::uint32_t cdw10, cdw11, cdw12, cdw13, cdw14, cdw15;
 };
@@ -84,6 +80,7 @@ Command& Controller::Impl::allocate() {
 }
 
 void Controller::Impl::release(Command& command) {
+  if (!command.admin()) ++free_slots;
   if (command.is_event_request) --event_requests;
   if (command.has_fault && command.fault.kind == Fault::Kind::late_write) --late_writers;
   live[command.live_at] = live.back();
@@ -97,6 +94,7 @@ void Controller::Impl::release(Command& command) {
 
 bool Controller::Impl::fetch(SubmissionQueue& queue, std::uint32_t most) {
   bool worked = false;
+  if (queue.id != 0) most = std::min(most, free_slots);
   for (; most != 0 && queue.head != queue.tail; --most) {
     nvme::SubmissionEntry entry;
     const Access access = memory.read(queue.ring.at(std::uint64_t{queue.head} * sizeof entry), &entry, sizeof entry);
@@ -126,6 +124,7 @@ void Controller::Impl::accept(SubmissionQueue& queue, const nvme::SubmissionEntr
   Command& command = allocate();
   command.entry = entry;
   command.sq = queue.id;
+  if (!command.admin()) --free_slots;
   queue.set_in_flight(entry.cid);
   command.status = queue.id == 0 ? prepare_admin(command) : prepare_io(command);
   if (!command.transfer.lists.empty()) check_lists(command);

@@ -6,6 +6,7 @@
 //   registers.cpp    registers and bring-up     fetch.cpp      entries become commands; PRPs
 //   doorbells.cpp    tails, heads, shadows      queues.cpp     creation, deletion, posting
 //   thread.cpp       polling and sleeping       interrupts.cpp who is told of what was posted
+//   unmap.cpp        memory that goes
 //   admin.cpp, identify.cpp, io.cpp   what commands do
 #pragma once
 
@@ -109,6 +110,7 @@ struct Controller::Impl {
   void create_admin_queues();
   void drop_queues();
   void post(CompletionQueue& queue, const Posting& posting);
+  void check_identifier_unused(const SubmissionQueue& queue, std::uint16_t cid);
   void write_entry(CompletionQueue& queue, const Posting& posting);
 
   // interrupts.cpp
@@ -141,9 +143,12 @@ struct Controller::Impl {
   void sleep(std::uint64_t timeout_ns, bool deaf, bool belt);
   void wake();
 
-  // controller.cpp
+  // unmap.cpp
   void unmap(std::uint64_t iova) noexcept;
-  void check_unused(std::uint64_t iova, std::uint64_t length);
+  void check_unused(const Transfer::Piece& range);
+  void check_unused_by(const Command& command, const Transfer::Piece& range);
+  void check_unused_by_queued(const SubmissionQueue& queue, const Transfer::Piece& range);
+  void add_in_use(const Transfer::Piece& range, const char* what, std::uint32_t cid, std::uint32_t queue);
 
   bool processes() const { return state == State::ready || state == State::stopping; }
   bool is_durable() const { return (features[6] & 1) == 0 || !subsystem->has_write_cache(); }
@@ -183,7 +188,8 @@ struct Controller::Impl {
 
   std::vector<std::unique_ptr<SubmissionQueue>> submission;  ///< by identifier
   std::vector<std::unique_ptr<CompletionQueue>> completion;
-  std::vector<std::uint16_t> submission_ids, completion_ids;  ///< those that exist
+  /// Those that exist. The admin queue's is the first; submission queues have their turns in this order.
+  std::vector<std::uint16_t> submission_ids, completion_ids;
   struct Vector {
     int eventfd = -1;
     bool may_block = false;
@@ -196,6 +202,7 @@ struct Controller::Impl {
 
   std::vector<std::unique_ptr<Command>> commands;
   std::vector<Command*> spare, live;
+  std::uint32_t free_slots;  ///< I/O commands that may become live; `slots=0`: more than there can be
   struct Due {
     std::uint64_t due, sequence;
     Command* command;

@@ -94,6 +94,14 @@ o.lba = static_cast<std::uint32_t>(lba);
 , {{"depth", "2 to 65536", "entries that a queue may have"}, UGDS_SET{o.depth = number32(name, value, 2, 65536);
 }
 }
+, {{"slots", "0 to 65536", "I/O commands worked on at once; the rest stay in their queues; 0: no bound"},
+   UGDS_SET{o.slots = number32(name, value, 0, kMaxSlots);
+}
+}
+, {{"burst", "1 to 64", "entries fetched from one queue before the next has its turn"},
+   UGDS_SET{o.burst = number32(name, value, 1, kMaxBurst);
+}
+}
 , {{"stride", "0 to 15", "doorbells are 4 << stride bytes apart"}, UGDS_SET{o.stride = number32(name, value, 0, 15);
 }
 }
@@ -240,6 +248,8 @@ void check_options(const Options& o) {
   if (o.mdts > 20) refuse("mdts", std::to_string(o.mdts), "0 to 20");
   if (o.queues > nvme::kMaxIoQueues) refuse("queues", std::to_string(o.queues), "0 to 65534");
   if (o.depth < 2 || o.depth > 65536) refuse("depth", std::to_string(o.depth), "2 to 65536");
+  if (o.slots > kMaxSlots) refuse("slots", std::to_string(o.slots), "0 to 65536");
+  if (o.burst < 1 || o.burst > kMaxBurst) refuse("burst", std::to_string(o.burst), "1 to 64");
   if (o.stride > 15) refuse("stride", std::to_string(o.stride), "0 to 15");
   if (o.mpsmax > 4) refuse("mpsmax", std::to_string(o.mpsmax), "0 to 4");
   if (o.mpsmin > o.mpsmax)

@@ -20,6 +20,7 @@ enum class Interrupts : std::uint8_t {
 
 /// As many as MSI-X has.
 inline constexpr std::uint32_t kMaxVectors = 2048;
+inline constexpr std::uint32_t kMaxSlots = 65536, kMaxBurst = 64;
 
 struct Options {
   // What the URI's path says: a size, or a file that keeps the data.
@@ -42,6 +43,8 @@ struct Options {
   std::uint32_t mpsmin = 0, mpsmax = 0;  ///< powers of two over 4 KiB: 0 to 4
   std::uint32_t timeout = 2;             ///< CAP.TO, in units of 500 ms: 1 to 255
   bool contiguous = true;                ///< CAP.CQR
+  std::uint32_t slots = 0;               ///< most I/O commands that it works on at once: 0 (no bound) to 65536
+  std::uint32_t burst = kMaxBurst;       ///< entries fetched from one queue before the next has its turn: 1 to 64
   bool shadow = true;                    ///< offers Doorbell Buffer Config
   bool trapped = false;                  ///< `doorbells=trapped`: no doorbell is mapped
   bool dsm = true;                       ///< offers Dataset Management

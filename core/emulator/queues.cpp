@@ -194,6 +194,16 @@ void Controller::Impl::post(CompletionQueue& queue, const Posting& posting) {
   queue.held.push_back(posting);
 }
 
+/// What waits in the queue for a slot was submitted before this identifier was free.
+void Controller::Impl::check_identifier_unused(const SubmissionQueue& queue, std::uint16_t cid) {
+  for (std::uint32_t at = queue.head; at != queue.tail; at = queue.after(at)) {
+    nvme::SubmissionEntry entry;
+    if (!memory.read(queue.ring.at(std::uint64_t{at} * sizeof entry), &entry, sizeof entry)) return;
+    if (entry.cid != cid) continue;
+    violations.add("duplicate-cid", "submission queue %u: command identifier %u waits behind itself", queue.id, cid);
+  }
+}
+
 void Controller::Impl::write_entry(CompletionQueue& queue, const Posting& posting) {
   const std::uint64_t iova = queue.ring.at(std::uint64_t{queue.tail} * sizeof(nvme::CompletionEntry));
   auto* entry = reinterpret_cast<nvme::CompletionEntry*>(memory.contiguous(iova, sizeof(nvme::CompletionEntry), true));
@@ -205,7 +215,10 @@ void Controller::Impl::write_entry(CompletionQueue& queue, const Posting& postin
   if (SubmissionQueue* sq = submission[posting.sq].get()) {
     head = sq->head;
     sq->reported_head = head;
-    if (posting.frees_cid) sq->clear_in_flight(posting.cid);
+    if (posting.frees_cid) {
+      sq->clear_in_flight(posting.cid);
+      if (options.slots != 0 && posting.sq != 0) check_identifier_unused(*sq, posting.cid);
+    }
     // Beyond the queue's end where 16 bits can say so, else ahead of its tail.
     if (posting.wrong_head) head = sq->depth + 7 <= 0xffff ? sq->depth + 7 : (sq->tail + 1) % sq->depth;
   }

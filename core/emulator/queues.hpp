@@ -41,6 +41,7 @@ struct SubmissionQueue {
   Ring ring;
   std::vector<std::uint64_t> in_flight;  ///< a bit for each command identifier
 
+  std::uint32_t after(std::uint32_t place) const { return place + 1 == depth ? 0 : place + 1; }
   bool is_in_flight(std::uint16_t cid) const { return (in_flight[cid / 64] >> cid % 64 & 1) != 0; }
   void set_in_flight(std::uint16_t cid) { in_flight[cid / 64] |= std::uint64_t{1} << cid % 64; }
   void clear_in_flight(std::uint16_t cid) { in_flight[cid / 64] &= ~(std::uint64_t{1} << cid % 64); }

@@ -17,6 +17,8 @@ class Clock {
  public:
   explicit Clock(bool is_virtual) : virtual_(is_virtual) {}
   bool is_virtual() const { return virtual_; }
+  /// The number itself, in nanoseconds; nullptr with real time.
+  const std::atomic<std::uint64_t>* word() const { return virtual_ ? &now_ : nullptr; }
   std::uint64_t now() const { return virtual_ ? now_.load(std::memory_order_acquire) : monotonic_ns() - origin_; }
   void advance(std::uint64_t ns) { now_.fetch_add(ns, std::memory_order_acq_rel); }
   void advance_to(std::uint64_t ns) {

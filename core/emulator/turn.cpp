@@ -10,8 +10,6 @@ namespace ugds::emulator {
 
 namespace {
 
-/// Entries fetched from one queue before the next has its turn.
-constexpr std::uint32_t kBurst = 64;
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
 }  // namespace
@@ -48,6 +46,7 @@ bool Controller::Impl::turn() {
 
 bool Controller::Impl::fetch_all() {
   bool worked = false;
+  std::uint16_t last = 0;  // to have a turn before the slots ran out
   for (const std::uint16_t id : completion_ids) observe(*completion[id]);
   for (const std::uint16_t id : submission_ids) {
     SubmissionQueue& queue = *submission[id];
@@ -55,8 +54,14 @@ bool Controller::Impl::fetch_all() {
     if (queue.head == queue.tail) continue;
     // What a full completion queue cannot take is not begun either.
     if (!completion[queue.completion_queue]->held.empty()) continue;
-    worked |= fetch(queue, kBurst);
-    if (state != State::ready || removed.load(std::memory_order_relaxed)) break;
+    if (!fetch(queue, options.burst)) continue;
+    worked = true;
+    if (state != State::ready || removed.load(std::memory_order_relaxed)) return true;
+    if (free_slots == 0 && id != 0) last = id;
+  }
+  if (last != 0) {  // the next round begins where this one stopped
+    const auto first = submission_ids.begin() + 1;
+    std::rotate(first, std::find(first, submission_ids.end(), last) + 1, submission_ids.end());
   }
   return worked;
 }

@@ -161,7 +161,7 @@ void Handle::set_geometry() {
   geometry_.fast[1] = scheduler_->background_writes() ? 0 : geometry_.fast[0];
 }
 
-void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists) {
+void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists, bool huge) {
   const std::uint32_t most = controller_->capabilities().max_queue_entries();
   const queue::Shape shape{.id = id,
                            .depth = depth,
@@ -170,12 +170,27 @@ void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lis
                            .completion_depth = std::min(2 * depth, most),
                            .page_size = controller_->page_size(),
                            .list_pages = std::max({1u, lists, geometry_.lists}),
-                           .pacer = &scheduler_->pacer()};
+                           .pacer = &scheduler_->pacer(),
+                           .huge = huge};
   auto pair = std::make_unique<queue::QueuePair>(*device_, shape, controller_->submission_doorbell(id),
                                                  controller_->completion_doorbell(id));
   memory::Registry::instance().add_ledger(pair->ledger());
   scheduler_->pacer().watch(*pair);
   queues_.push_back(std::move(pair));
+}
+
+/// The deep queue. Its rings are larger than a page, and must be contiguous for the device.
+void Handle::make_batch_queue(std::uint16_t id, std::uint32_t depth) {
+  constexpr std::uint32_t kOfOnePage = nvme::kPageSize / sizeof(nvme::SubmissionEntry);
+  try {
+    make_queue(id, depth, kBatchListPages, true);
+    const char* why_not = queues_.back()->why_not_huge();
+    batch_memory_ = *why_not == '\0' ? "huge pages" : std::string("ordinary pages: ") + why_not;
+  } catch (const Failure& failure) {
+    if (failure.error().code != ENOMEM || depth <= kOfOnePage) throw;
+    make_queue(id, kOfOnePage, kBatchListPages, false);
+    batch_memory_ = std::string("a page each: ") + failure.error().cause;
+  }
 }
 
 void Handle::make_queues() {
@@ -189,9 +204,9 @@ void Handle::make_queues() {
   queues_.reserve(count);
   const std::uint32_t shared = count > 1 ? count - 1 : 1;
   for (std::uint32_t id = 1; id <= shared; ++id) {
-    make_queue(static_cast<std::uint16_t>(id), depth, std::min(kListPages, depth));
+    make_queue(static_cast<std::uint16_t>(id), depth, std::min(kListPages, depth), false);
   }
-  if (count > 1) make_queue(static_cast<std::uint16_t>(count), std::min(kBatchDepth, most), kBatchListPages);
+  if (count > 1) make_batch_queue(static_cast<std::uint16_t>(count), std::min(kBatchDepth, most));
   if (policy_.interrupts == Interrupts::yes) make_wakeups();
   for (auto& pair : queues_) create_queue(*pair);
   geometry_.queues = queues_.data();

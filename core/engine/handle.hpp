@@ -141,7 +141,8 @@ class Handle {
   std::uint32_t plan_queues();
   void set_geometry();
   void make_queues();
-  void make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists);
+  void make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists, bool huge);
+  void make_batch_queue(std::uint16_t id, std::uint32_t depth);
   void make_wakeups();
   bool set_interrupts();
   void end_interrupts() noexcept;

@@ -98,8 +98,7 @@ bool HostMemory::map(std::uint64_t size, unsigned flags) {
   if (!descriptor) return false;
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor.get(), 0);
   if (memory == MAP_FAILED) return false;
-  // Populated here, so that missing memory is an error now and not a fault later.
-  if (posix_fallocate(descriptor.get(), 0, static_cast<off_t>(size)) != 0) {
+  if (allocate_pages(descriptor, size) != 0) {
     munmap(memory, size);
     return false;
   }

@@ -11,13 +11,21 @@
 
 namespace ugds::queue {
 
+namespace {
+
+device::DmaMemory::Pages pages_of(const Shape& shape) {
+  return shape.huge ? device::DmaMemory::Pages::huge : device::DmaMemory::Pages::ordinary;
+}
+
+}  // namespace
+
 QueuePair::QueuePair(device::Device& device, const Shape& shape, Doorbell submission, Doorbell completion)
     : depth_(shape.depth),
       submission_doorbell_(submission),
       completion_doorbell_(completion),
       shape_(shape),
-      submission_memory_(device, Bytes(shape.depth * sizeof(nvme::SubmissionEntry)), true),
-      completion_memory_(device, Bytes(shape.completion_depth * sizeof(nvme::CompletionEntry)), true) {
+      submission_memory_(device, Bytes(shape.depth * sizeof(nvme::SubmissionEntry)), true, pages_of(shape)),
+      completion_memory_(device, Bytes(shape.completion_depth * sizeof(nvme::CompletionEntry)), true, pages_of(shape)) {
   if (shape.list_pages != 0) {
     // A list page is a page of the controller's, and contiguous; pages need not be beside each other.
     list_memory_ =

@@ -60,6 +60,7 @@ struct Shape {
   std::uint64_t page_size = 4096;       ///< CC.MPS
   std::uint32_t list_pages = 64;        ///< for commands over more than two pages
   Pacer* pacer = nullptr;               ///< of the device; may be missing where nothing is paced
+  bool huge = false;                    ///< rings in huge pages, where some are free
 };
 
 class QueuePair {
@@ -73,6 +74,10 @@ class QueuePair {
   std::uint16_t id() const { return shape_.id; }
   std::uint32_t depth() const { return shape_.depth; }
   std::uint32_t completion_depth() const { return shape_.completion_depth; }
+  /// Where huge pages were asked for: why the rings are not in some, or "" where they are.
+  const char* why_not_huge() const {
+    return submission_memory_.huge() ? completion_memory_.why_not_huge() : submission_memory_.why_not_huge();
+  }
   Iova submission_ring() const { return submission_memory_.iova(0); }
   Iova completion_ring() const { return completion_memory_.iova(0); }
   const Statistics& statistics() const { return statistics_; }

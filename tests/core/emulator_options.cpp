@@ -24,7 +24,7 @@ TEST_CASE("options: every parameter lands in its field") {
       "1GiB?lba=512&metadata=8&interleaved=1&namespaces=2&vwc=0&mdts=7&queues=3&depth=65536&stride=2&mpsmin=1&mpsmax=3&"
       "timeout=9&contiguous=0&shadow=0&doorbells=trapped&dsm=no&zeroes=off&enabled=true&ready=5ms&serial=A&model=B&"
       "firmware=C&latency=20us&bandwidth=5.5GiB/s&iops=1000&order=random&seed=42&clock=virtual&pump=caller&idle=1ms&"
-      "name=n&vectors=5&notify=adaptive");
+      "name=n&vectors=5&notify=adaptive&slots=65536&burst=1");
   CHECK(o.size == 1_GiB);
   CHECK(o.lba == 512);
   CHECK(o.metadata == 8);
@@ -56,6 +56,8 @@ TEST_CASE("options: every parameter lands in its field") {
   CHECK(o.virtual_clock);
   CHECK(o.pump_by_caller);
   CHECK(o.idle_ns == 1'000'000);
+  CHECK(o.slots == 65536);
+  CHECK(o.burst == 1);
   CHECK(o.name == "n");
   CHECK(o.vector_count() == 5);
   CHECK(o.interrupts == emulator::Interrupts::adaptive);
@@ -78,6 +80,9 @@ TEST_CASE("options: a refusal names the parameter, the value and what is accepte
   CHECK(has(refusal("1MiB?lba=513"), "512 to 65536"));
   CHECK(has(refusal("1MiB?queues=65535"), "65534"));
   CHECK(has(refusal("1MiB?depth=1"), "2 to 65536"));
+  CHECK(has(refusal("1MiB?slots=65537"), "slots"));
+  CHECK(has(refusal("1MiB?burst=0"), "1 to 64"));
+  CHECK(has(refusal("1MiB?burst=65"), "1 to 64"));
   CHECK(has(refusal("1MiB?order=backwards"), "fifo, reverse or random"));
   CHECK(has(refusal("1MiB?latency=5"), "latency"));
   CHECK(has(refusal("1MiB?doorbells=loud"), "mapped or trapped"));

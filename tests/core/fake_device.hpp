@@ -17,7 +17,7 @@ class FakeDevice final : public device::Device {
  public:
   const std::string& uri() const override { return uri_; }
   device::Transport transport() const override { return device::Transport::vfio; }
-  device::Limits limits() const override { return {}; }
+  device::Limits limits() const override { return {.memory_from_descriptor = memory_from_descriptor}; }
   std::uint32_t read32(std::uint32_t offset) override { return registers[offset]; }
   std::uint64_t read64(std::uint32_t offset) override { return registers[offset]; }
   void write32(std::uint32_t offset, std::uint32_t value) override {
@@ -30,7 +30,7 @@ class FakeDevice final : public device::Device {
   std::uint32_t* doorbell(std::uint32_t offset) override { return mapped_doorbells ? &registers[offset] : nullptr; }
 
   device::Mapping map(void* address, Bytes length, device::Access, std::uint64_t* pages) override {
-    if (fail_map) fail(ENOSPC, "map", "no more mappings");
+    if (fail_map || failing_maps-- > 0) fail(ENOSPC, "map", "no more mappings");
     for (std::uint64_t i = 0; i < length.value / nvme::kPageSize; ++i) {
       pages[i] = next_ + i * (contiguous ? nvme::kPageSize : 3 * nvme::kPageSize);
       memory[pages[i]] = static_cast<std::byte*>(address) + i * nvme::kPageSize;
@@ -49,6 +49,8 @@ class FakeDevice final : public device::Device {
   std::map<std::uint64_t, std::uint64_t> mappings;
   std::map<std::uint64_t, std::byte*> memory;
   bool contiguous = true, mapped_doorbells = true, fail_map = false;
+  bool memory_from_descriptor = false;
+  int failing_maps = 0;  ///< so many of the next fail
   int writes = 0;
 
  private:
