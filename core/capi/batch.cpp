@@ -25,6 +25,7 @@ using ugds::engine::HandleId;
 using ugds::engine::Segment;
 using ugds::engine::Table;
 using ugds::engine::Transfer;
+using ugds::engine::Wanted;
 using ugds::memory::Reference;
 using ugds::memory::Registry;
 using ugds::nvme::Opcode;
@@ -94,24 +95,34 @@ int status_of(const Done& done) {
 }
 
 /// Requests as the engine takes them. Neighbours are mostly of one buffer, which is looked up once.
-class Filler {
+class Requests {
  public:
-  explicit Filler(const uGDSIOParams_t* params) : params_(params) {}
-  void operator()(std::size_t i, Transfer& t, std::uint64_t& cookie) {
+  Requests(const uGDSIOParams_t* params, Reference& buffer) : params_(params), buffer_(&buffer) {}
+  Wanted operator()(std::size_t i) {
     const uGDSIOParams_t& p = params_[i];
-    if (reinterpret_cast<std::uintptr_t>(p.base) - buffer_.address >= buffer_.size)
-      buffer_ = Registry::instance().find(p.base);
-    t.opcode = p.opcode == 0 ? Opcode::read : Opcode::write;
-    t.buffer = buffer_;
-    t.offset = static_cast<std::uint64_t>(p.file_offset);
-    t.size = p.size;
-    t.buffer_offset = place_in(buffer_, p.base, p.buf_offset);
-    cookie = reinterpret_cast<std::uintptr_t>(p.cookie);
+    const auto base = reinterpret_cast<std::uintptr_t>(p.base);
+    if (base - begin_ >= size_) [[unlikely]]
+      find(p.base);
+    return {.buffer = buffer_,
+            .version = version_,
+            .offset = static_cast<std::uint64_t>(p.file_offset),
+            .size = (p.opcode & ~1) == 0 ? p.size : 0,  // malformed, as a size of 0 is: see is_malformed
+            .buffer_offset = base - begin_ + static_cast<std::uint64_t>(p.buf_offset),
+            .cookie = reinterpret_cast<std::uintptr_t>(p.cookie),
+            .opcode = p.opcode == 0 ? Opcode::read : Opcode::write};
   }
 
  private:
+  void find(const void* base) {
+    *buffer_ = Registry::instance().find(base);
+    begin_ = buffer_->address;
+    size_ = buffer_->size;
+    ++version_;
+  }
+
   const uGDSIOParams_t* params_;
-  Reference buffer_{};
+  Reference* buffer_;
+  std::uint64_t begin_ = 0, size_ = 0, version_ = 1;
 };
 
 ssize_t transfer_vector(Opcode opcode, uGDSHandle_t fh, const struct iovec* vector, int count, off_t file_offset) {
@@ -173,14 +184,11 @@ uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t* batch, uGDSHandle_t fh, unsigned
   Batch* const one = handle ? handle->batch(name.batch.slot) : nullptr;
   if (one == nullptr) return refuse_closed(name, handle);
   const std::uint64_t mask = handle->geometry().block_mask;
-  // A batch that is too large is told so first, whatever its requests are.
-  if (nr <= one->capacity()) {
-    for (unsigned i = 0; i < nr; ++i) {
-      if (is_malformed(params[i], mask)) [[unlikely]]
-        return refuse_malformed(i, params[i]);
-    }
-  }
-  const std::int64_t taken = one->submit(name.batch.generation, nr, true, Filler(params));
+  std::size_t malformed = 0;
+  Reference buffer;
+  const std::int64_t taken = one->submit(name.batch.generation, nr, true, Requests(params, buffer),
+                                         [&](std::size_t i) { return is_malformed(params[malformed = i], mask); });
+  if (taken == Batch::kMalformed) return refuse_malformed(static_cast<unsigned>(malformed), params[malformed]);
   if (taken == Batch::kClosed) return refuse_closed(name, handle);
   if (taken == Batch::kFull) {
     return refuse("batch", UGDS_BATCH_CAPACITY_EXCEEDED, ENOSPC, "more requests than the batch was set up for",

@@ -52,10 +52,19 @@ std::uint32_t Batch::open(std::uint32_t capacity, Priority priority) {
   auto entries = std::make_unique<Entry[]>(capacity);
   for (std::uint32_t i = 0; i < capacity; ++i) {
     entries[i].list = &finished_;
-    entries[i].on_idle = queue::OnIdle::wait_to_tell;
+    entries[i].on_idle = queue::OnIdle::tell;
     entries[i].later = i + 1 < capacity ? &entries[i + 1] : nullptr;
   }
   acquire();
+  if (finished_room_ < capacity) {  // outside of close() nothing is in the list
+    try {
+      finished_.reserve(capacity);
+      finished_room_ = capacity;
+    } catch (...) {
+      pair_.release();
+      throw;
+    }
+  }
   entries_ = std::move(entries);
   capacity_ = capacity;
   free_ = &entries_[0];
@@ -84,22 +93,43 @@ bool Batch::close(std::uint32_t generation) {
 
 std::uint64_t Batch::outstanding(std::uint32_t generation) {
   acquire();
-  const std::uint64_t count = owns(generation) ? taken_ - collected_ : 0;
+  const std::uint64_t count = owns(generation) ? taken_ - finished_.taken() : 0;
   pair_.release();
   return count;
 }
 
+Batch::Run Batch::begin_run(const Wanted& w, std::uint32_t position) {
+  Run run{.version = w.version, .begun = position};
+  const memory::Reference& buffer = *w.buffer;
+  if (!buffer || buffer.readonly || memory::hold(pair_.ledger(), buffer) != memory::Hold::held) return run;
+  run.registration = buffer.registration->index();
+  run.pages = buffer.registration->pages(handle_.geometry().number);
+  run.first = buffer.page_offset();
+  if (run.pages != nullptr && buffer.size >= nvme::kPageSize) run.end = buffer.size - nvme::kPageSize + 1;
+  return run;
+}
+
+/// Before anything is rung: the commands' own holds, and then the run's goes.
+void Batch::end_run(const Run& run, std::uint32_t position) {
+  if (run.registration == memory::Ledger::kNone) return;
+  pair_.ledger().add(run.registration, position - run.begun);
+  pair_.ledger().remove(run.registration);
+}
+
 /// A request that does not go to the ring as it comes: refused, or put in order.
-void Batch::accept(Entry& entry) {
+void Batch::accept(Entry& entry, const Wanted& w) {
   Transfer& t = entry.transfer;
+  t = {.opcode = w.opcode, .buffer = *w.buffer, .offset = w.offset, .size = w.size, .buffer_offset = w.buffer_offset};
+  t.durable = w.durable;
+  entry.cookie = w.cookie;
   entry.staged = 0;
-  entry.on_idle = queue::OnIdle::wait_to_tell;
   const Refusal refusal = check_transfer(handle_.geometry(), t);
   if (refusal != Refusal::none || t.size == 0) return end(entry, refusal);
   const bool background = t.opcode == Opcode::write && handle_.scheduler().background_writes();
   t.priority = priority_ != Priority::unsaid ? priority_ : background ? Priority::background : Priority::normal;
-  entry.large = t.size > kSmall || t.priority == Priority::background;
-  (entry.large ? large_ : small_).push(entry);
+  const bool large = t.size > kSmall || t.priority == Priority::background;
+  entry.on_idle = large ? queue::OnIdle::wait_to_count : queue::OnIdle::wait_to_tell;
+  (large ? large_ : small_).push(entry);
 }
 
 /// Nothing more of it is staged. It is in no backlog.
@@ -108,17 +138,18 @@ void Batch::end(Entry& entry, Refusal refusal) {
     entry.refusal = refusal;
     entry.failed_at = std::min(entry.failed_at, entry.staged);
   }
-  entry.on_idle = queue::OnIdle::tell;
+  // What was never staged is not among the large ones that were.
+  entry.on_idle = entry.staged == 0 ? queue::OnIdle::tell : queue::ending(entry.on_idle);
   if (entry.in_flight == 0) finished_.append(entry);
 }
 
-Staged Batch::stage_next(Entry& entry, std::uint32_t bytes, std::uint8_t extra, std::uint64_t now) {
+Staged Batch::stage_next(Entry& entry, std::uint32_t bytes, bool paced, std::uint64_t now) {
   const Transfer& t = entry.transfer;
+  const std::uint8_t extra = extra_of(paced, t.priority == Priority::background);
   const Staged staged =
       stage_command(handle_, pair_, entry, t.opcode, t.buffer, t.buffer_offset + entry.staged, t.offset + entry.staged,
                     entry.staged, bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);
   if (staged != Staged::yes) return staged;
-  if (entry.staged != 0) pair_.count_continued();
   entry.staged += bytes;
   return staged;
 }
@@ -153,7 +184,7 @@ bool Batch::pump_small(std::uint64_t now, std::uint32_t& quantum) {
   while (small_.first != nullptr && quantum != 0 && pair_.has_room(g.lists_for(small_.first->transfer.size), place_)) {
     Entry& entry = *small_.first;
     entry.on_idle = queue::OnIdle::tell;
-    const Staged staged = stage_next(entry, static_cast<std::uint32_t>(entry.transfer.size), 0, now);
+    const Staged staged = stage_next(entry, static_cast<std::uint32_t>(entry.transfer.size), false, now);
     if (staged == Staged::closing) {
       entry.on_idle = queue::OnIdle::wait_to_tell;
       return any;
@@ -182,24 +213,20 @@ bool Batch::pump_large(std::uint64_t now, std::uint32_t& quantum) {
       continue;
     }
     const bool background = entry.transfer.priority == Priority::background;
-    const bool first = entry.staged == 0 && large_staged_ == finished_.large;
+    const bool first = entry.staged == 0 && large_staged_ == finished_.large();
     if (!first && pair_.load() >= most) break;
     const auto bytes = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(entry.transfer.size - entry.staged, scheduler.piece(g.chunk)));
     if (!scheduler.pacer().take(bytes, background, first)) break;
     const bool last = entry.staged + bytes == entry.transfer.size;
-    if (last) entry.on_idle = queue::OnIdle::tell;
-    const std::uint8_t extra = queue::Command::kPaced | (background ? queue::Command::kBackground : 0);
+    if (last) entry.on_idle = queue::OnIdle::count;
     if (entry.staged == 0) ++large_staged_;
-    const Staged staged = stage_next(entry, bytes, extra, now);
+    const Staged staged = stage_next(entry, bytes, true, now);
     if (staged != Staged::yes) {
       scheduler.pacer().put_back(bytes, background);
       if (entry.staged == 0) --large_staged_;
-      if (staged == Staged::closing) {
-        entry.on_idle = queue::OnIdle::wait_to_tell;
-        break;
-      }
-      if (entry.staged == 0) entry.large = false;
+      entry.on_idle = queue::OnIdle::wait_to_count;
+      if (staged == Staged::closing) break;
       large_.pop();
       end(entry, staged == Staged::stale ? Refusal::stale : Refusal::unmapped);
       continue;
@@ -220,9 +247,7 @@ void Batch::end_backlog(Refusal refusal) {
   while (large_.first != nullptr) {
     Entry& entry = *large_.first;
     large_.pop();
-    if (entry.failed()) continue;  // ended already
-    if (entry.staged == 0) entry.large = false;
-    end(entry, refusal);
+    if (!entry.failed()) end(entry, refusal);  // else it has ended, or does with its last command
   }
   pair_.leave_line(place_);
 }
@@ -244,12 +269,10 @@ std::int64_t Batch::cancel(std::uint32_t generation) {
 void Batch::explain(Entry& entry, Error& error) {
   if (large_.first == &entry) large_.pop();  // a piece of it failed before all were staged
   error = describe(handle_, entry.transfer, entry, entry.refusal);
-  static_cast<void>(free_entry(entry));
   entry.failed_at = queue::kNoFailure;
   entry.stopped = entry.expired = false;
   entry.refusal = Refusal::none;
   entry.status = 0;
-  entry.on_idle = queue::OnIdle::wait_to_tell;
 }
 
 bool Batch::settle(std::uint32_t generation, const Interrupt& interrupt) {
@@ -304,7 +327,7 @@ void Batch::doze(Wait& wait, std::uint32_t generation, std::uint64_t limit) {
   pair_.wakeup()->sleep(
       [&] {
         acquire();
-        const bool progress = pair_.reap() != 0 || !owns(generation) || ready() != 0;
+        const bool progress = pair_.reap() != 0 || !owns(generation) || !finished_.empty();
         pair_.release();
         return progress;
       },
@@ -343,7 +366,7 @@ void Batch::let_go() {
   Entry* flying = nullptr;
   for (std::uint32_t i = 0; i < capacity_; ++i) {
     Entry& entry = entries_[i];
-    if (!entry.open || entry.in_flight == 0) continue;
+    if (entry.in_flight == 0) continue;
     entry.later = flying;
     flying = &entry;
   }
@@ -351,7 +374,7 @@ void Batch::let_go() {
   for (Entry* entry = flying; entry != nullptr; entry = entry->later) {
     entry->refusal = Refusal::interrupted;
     entry->failed_at = 0;
-    entry->on_idle = queue::OnIdle::tell;
+    entry->on_idle = queue::ending(entry->on_idle);
     finished_.append(*entry);
   }
 }

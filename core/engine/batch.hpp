@@ -25,6 +25,15 @@ namespace ugds::engine {
 /// Most requests of one batch that may be submitted and not yet collected.
 inline constexpr std::uint32_t kMaxBatchCapacity = 1u << 20;
 
+/// A request as it is submitted: Transfer's fields, but for the registration, which neighbours mostly share.
+struct Wanted {
+  const memory::Reference* buffer = nullptr;
+  std::uint64_t version = 0;  ///< of what `buffer` refers to: changes when that does, and is not 0
+  std::uint64_t offset = 0, size = 0, buffer_offset = 0, cookie = 0;
+  nvme::Opcode opcode = nvme::Opcode::read;
+  bool durable = false;
+};
+
 /// What became of one request of a batch.
 struct Done {
   std::uint64_t cookie = 0;
@@ -46,14 +55,15 @@ class Batch {
   bool close(std::uint32_t generation);
 
   /// What a call answers that found the batch closed, and one that would take all or nothing.
-  static constexpr std::int64_t kClosed = -1, kFull = -2;
+  static constexpr std::int64_t kClosed = -1, kFull = -2, kMalformed = -3;
 
   /// Takes up to `count` requests, as many as there is capacity for, and gives the device what it has room for; never
-  /// waits. `fill(i, transfer, cookie)` fills opcode, buffer, offset, size, buffer_offset and durable of the i-th, each
-  /// time all of them. A request that breaks a rule is taken too, and its error is collected. Returns how many were
-  /// taken, or kClosed; with `all`, kFull where there is not capacity for every one.
-  template <class Fill>
-  std::int64_t submit(std::uint32_t generation, std::size_t count, bool all, Fill&& fill);
+  /// waits. `wanted(i)` is the i-th, as a Wanted. A request that breaks a rule is taken too, and its error is
+  /// collected. Returns how many were taken, or kClosed; with `all`, kFull where there is not capacity for every one.
+  /// `malformed(i)` is asked, from some i on, where something is not as most requests are: true undoes the whole
+  /// submission, and kMalformed is returned.
+  template <class Get, class Malformed>
+  std::int64_t submit(std::uint32_t generation, std::size_t count, bool all, Get wanted, Malformed&& malformed);
 
   /// Waits until `least` results are there, all that can come have, or for `limit_ns`, and hands up to `most` of them
   /// to `sink(const Done&)`. `interrupt` ends it early. Returns how many, or kClosed.
@@ -78,8 +88,9 @@ class Batch {
     std::uint64_t staged = 0;  ///< bytes
     Entry* later = nullptr;    ///< of the free ones, or of those that wait
     Refusal refusal = Refusal::none;
-    bool open = false;  ///< taken, and not collected
   };
+  /// Neighbouring requests of one registration, held once for all of them: see below.
+  struct Run;
   /// Those that wait for room, in order.
   struct Backlog {
     Entry* first = nullptr;
@@ -97,18 +108,22 @@ class Batch {
 
   void acquire();
   bool owns(std::uint32_t generation) const { return generation == generation_; }
-  void accept(Entry& entry);
-  bool is_done() const { return taken_ == finished_.count; }
-  std::uint64_t ready() const { return finished_.count - collected_; }
+  void accept(Entry& entry, const Wanted& wanted);
+  bool goes_fast() const {
+    return handle_.state() == State::ready && small_.first == nullptr && priority_ != Priority::background &&
+           !handle_.scheduler().background_writes() && handle_.geometry().chunk >= nvme::kPageSize;
+  }
+  [[gnu::cold]] Run begin_run(const Wanted& wanted, std::uint32_t position);
+  [[gnu::cold]] void end_run(const Run& run, std::uint32_t position);
+  bool is_done() const { return taken_ == finished_.count(); }
   void end(Entry& entry, Refusal refusal);
   bool pump();
   bool pump_small(std::uint64_t now, std::uint32_t& quantum);
   bool pump_large(std::uint64_t now, std::uint32_t& quantum);
-  Staged stage_next(Entry& entry, std::uint32_t bytes, std::uint8_t extra, std::uint64_t now);
+  Staged stage_next(Entry& entry, std::uint32_t bytes, bool paced, std::uint64_t now);
   bool has_backlog() const { return small_.first != nullptr || large_.first != nullptr; }
   void end_backlog(Refusal refusal);
   [[gnu::cold]] void explain(Entry& entry, Error& error);
-  std::int64_t free_entry(Entry& entry);
   [[gnu::cold]] bool rest(Wait& wait, std::uint32_t generation, std::uint64_t limit_ns, const Interrupt& interrupt);
   [[gnu::cold]] void doze(Wait& wait, std::uint32_t generation, std::uint64_t limit);
   [[gnu::cold]] void attend(Wait& wait, std::uint32_t generation);
@@ -121,7 +136,8 @@ class Batch {
   std::uint32_t capacity_ = 0;
   Entry* free_ = nullptr;
   queue::Finished finished_;
-  std::uint64_t taken_ = 0, collected_ = 0, bytes_ = 0;
+  std::uint32_t finished_room_ = 0;
+  std::uint64_t taken_ = 0;  ///< ever
   Backlog small_, large_;
   std::uint64_t large_staged_ = 0;  ///< large requests of which something was staged, ever
   queue::Line::Place place_;
@@ -129,60 +145,86 @@ class Batch {
   std::unique_ptr<Entry[]> entries_;
 };
 
-template <class Fill>
-std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all, Fill&& fill) {
+/// Requests of one registration that follow each other: it is held and its addresses are found once for all of them.
+struct Batch::Run {
+  const std::uint64_t* pages = nullptr;
+  std::uint64_t version = 0;  ///< as in Wanted
+  std::uint64_t first = 0;    ///< of its first byte, in its first page
+  std::uint64_t end = 0;      ///< before this a request may begin: a page's length before the last byte; 0: not held
+  std::uint32_t registration = memory::Ledger::kNone;
+  std::uint32_t begun = 0;  ///< the burst's position
+};
+
+template <class Get, class Malformed>
+std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all, Get wanted, Malformed&& malformed) {
+  constexpr std::uint64_t kPage = nvme::kPageSize;
   const Handle::Geometry& g = handle_.geometry();
   acquire();
-  if (!owns(generation) || (all && count > capacity_ - (taken_ - collected_))) [[unlikely]] {
+  if (!owns(generation) || (all && count > capacity_ - (taken_ - finished_.taken()))) [[unlikely]] {
     const std::int64_t why = owns(generation) ? kFull : kClosed;
     pair_.release();
     return why;
   }
-  const std::uint64_t now = ticks();
-  // Small requests that nobody is before go to the ring as they come.
-  const bool open = handle_.state() == State::ready && small_.first == nullptr;
-  const bool background = priority_ == Priority::background;
-  const memory::Registration* held = nullptr;
+  // Requests within a page that nobody is before go to the ring as they come.
+  const bool fast = goes_fast();
+  Entry* next = free_;
   std::size_t taken = 0;
-  for (; taken < count && free_ != nullptr; ++taken) {
-    Entry& entry = *free_;
-    free_ = entry.later;
-    Transfer& t = entry.transfer;
-    fill(taken, t, entry.cookie);
-    entry.open = true;
-    const bool write = t.opcode == nvme::Opcode::write;
-    // A size of 0 wraps to the largest.
-    if (open && !background && t.size - 1 < g.fast[write] && ((t.offset | t.size) & g.block_mask) == 0 &&
-        t.offset <= g.capacity - t.size && check_memory(t.buffer, t.buffer_offset, t.size, t.opcode) == Refusal::none &&
-        pair_.has_room(g.lists_for(t.size))) [[likely]] {
-      entry.on_idle = queue::OnIdle::tell;
-      const Staged staged = stage_command(handle_, pair_, entry, t.opcode, t.buffer, t.buffer_offset, t.offset, 0,
-                                          static_cast<std::uint32_t>(t.size), t.durable ? nvme::kForceUnitAccess : 0, 0,
-                                          now, t.buffer.registration == held);
-      if (staged == Staged::yes) [[likely]] {
-        held = t.buffer.registration;
+  bool asked = false, refused = false;
+  std::uint32_t staged;
+  {
+    queue::QueuePair::Burst burst(pair_, ticks(), fast);
+    const std::uint32_t start = burst.position(), nsid = g.namespace_id, shift = g.block_shift;
+    const std::uint64_t capacity = g.capacity, mask = g.block_mask;
+    Run run;
+    for (; taken < count && next != nullptr; ++taken) {
+      Entry& entry = *next;
+      const Wanted w = wanted(taken);
+      if (w.version != run.version) [[unlikely]] {
+        end_run(run, burst.position());
+        run = begin_run(wanted(taken), burst.position());
+      }
+      const std::uint64_t at = run.first + w.buffer_offset, in_page = at & (kPage - 1);
+      // A size of 0 wraps to the largest. What lies in one of the memory's pages lies in one of the controller's.
+      if (w.size - 1 < kPage && in_page + w.size <= kPage && (((w.offset | w.size) & mask) | (at & 3)) == 0 &&
+          w.offset <= capacity - w.size && w.buffer_offset < run.end && burst.has_room()) [[likely]] {
+        next = entry.later;
+        entry.cookie = w.cookie;
+        entry.transfer.opcode = w.opcode;
+        entry.transfer.offset = w.offset;
+        entry.transfer.size = w.size;
+        const auto bytes = static_cast<std::uint32_t>(w.size);
+        burst.stage(entry, w.opcode, nsid, Lba(w.offset >> shift), bytes >> shift,
+                    w.durable ? nvme::kForceUnitAccess : 0, run.pages[at >> nvme::kPageShift] + in_page, bytes,
+                    run.registration);
         continue;
       }
-      entry.on_idle = queue::OnIdle::wait_to_tell;
+      if (!asked) {
+        asked = true;
+        std::size_t i = taken;
+        while (i < count && !malformed(i)) ++i;
+        refused = i < count;
+        if (refused) break;
+      }
+      next = entry.later;
+      accept(entry, wanted(taken));
     }
-    accept(entry);
+    end_run(run, burst.position());
+    staged = burst.position() - start;
   }
+  if (refused) [[unlikely]] {
+    // All that was taken so far has been staged.
+    pair_.take_back(staged);
+    for (Entry* entry = free_; taken != 0; entry = entry->later, --taken) entry->in_flight = 0;
+    pair_.release();
+    return kMalformed;
+  }
+  free_ = next;
   taken_ += taken;
   if (has_backlog()) [[unlikely]]
     pump();
   pair_.ring();
   pair_.release();
   return static_cast<std::int64_t>(taken);
-}
-
-/// The result of a request that succeeded, whose entry is free again; the rest goes the long way.
-inline std::int64_t Batch::free_entry(Entry& entry) {
-  const std::int64_t result = static_cast<std::int64_t>(entry.transfer.size);
-  entry.open = entry.large = false;
-  entry.later = free_;
-  free_ = &entry;
-  ++collected_;
-  return result;
 }
 
 template <class Sink>
@@ -199,19 +241,19 @@ std::int64_t Batch::collect(std::uint32_t generation, std::size_t least, std::si
     const std::uint32_t reaped = pair_.reap();
     const bool pumped = has_backlog() && pump();
     if (pumped) pair_.ring();
-    while (collected < most && finished_.first != nullptr) {
+    for (; collected < most && !finished_.empty(); ++collected) {
       auto& entry = static_cast<Entry&>(finished_.take());
       if (!entry.failed()) [[likely]] {
-        const std::uint64_t cookie = entry.cookie;
-        sink(Done{cookie, free_entry(entry), nullptr});
+        sink(Done{entry.cookie, static_cast<std::int64_t>(entry.transfer.size), nullptr});
       } else {
         Error error;
         explain(entry, error);
         sink(Done{entry.cookie, -error.code, &error});
       }
-      ++collected;
+      entry.later = free_;
+      free_ = &entry;
     }
-    const bool done = collected >= least || collected == most || (is_done() && ready() == 0);
+    const bool done = collected >= least || collected == most || (is_done() && finished_.empty());
     pair_.release();
     if (done) return static_cast<std::int64_t>(collected);
     if (reaped != 0 || pumped) {

@@ -187,7 +187,7 @@ void Handle::make_batch_queue(std::uint16_t id, std::uint32_t depth) {
     const char* why_not = queues_.back()->why_not_huge();
     batch_memory_ = *why_not == '\0' ? "huge pages" : std::string("ordinary pages: ") + why_not;
   } catch (const Failure& failure) {
-    if (failure.error().code != ENOMEM || depth <= kOfOnePage) throw;
+    if (failure.error().code != ENOMEM || depth <= kOfOnePage || !device_->limits().physical_addresses) throw;
     make_queue(id, kOfOnePage, kBatchListPages, false);
     batch_memory_ = std::string("a page each: ") + failure.error().cause;
   }

@@ -71,6 +71,10 @@ class Handle {
     std::uint32_t queue_count = 0;  ///< of queue pairs that `choose` chooses from
     std::unique_ptr<queue::QueuePair>* queues = nullptr;
 
+    /// 0 for what is neither read nor write.
+    std::uint32_t fast_for(nvme::Opcode opcode) const {
+      return opcode == nvme::Opcode::read ? fast[0] : opcode == nvme::Opcode::write ? fast[1] : 0;
+    }
     /// List pages that one command of so many bytes may need.
     std::uint32_t lists_for(std::uint64_t bytes) const { return bytes <= nvme::kPageSize ? 0 : lists; }
   };

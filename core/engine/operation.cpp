@@ -81,16 +81,13 @@ bool Operation::stage_piece(queue::QueuePair& pair, std::uint64_t now) {
   const std::uint32_t chunk = handle_.geometry().chunk;
   const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, paced_ ? scheduler.piece(chunk) : chunk));
   if (paced_ && !scheduler.pacer().take(bytes, background_, request_.in_flight == 0)) return false;
-  const std::uint8_t extra = background_ ? queue::Command::kPaced | queue::Command::kBackground
-                             : paced_    ? queue::Command::kPaced
-                                         : 0;
+  const std::uint8_t extra = extra_of(paced_, background_);
   const Staged staged = stage_command(handle_, pair, request_, t.opcode, buffer, in_buffer, t.offset + staged_, staged_,
                                       bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);
   if (staged != Staged::yes) {
     if (paced_) scheduler.pacer().put_back(bytes, background_);
     return refuse_piece(staged);
   }
-  if (staged_ != 0) pair.count_continued();
   staged_ += bytes;
   in_segment_ += bytes;
   if (staged_ == t.size) end_staging();

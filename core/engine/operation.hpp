@@ -38,21 +38,16 @@ enum class Staged : std::uint8_t {
 
 /// Stages one command of `opcode` over `bytes` of a registration from `in_buffer`, for the blocks at `position`. The
 /// caller owns the queue pair, which has room, and has checked the ranges and the handle's state. `offset` is the place
-/// in the request, `extra` as in queue::Command, `now` in ticks. `held`: since the caller owns the queue pair, it has
-/// staged a command of the same registration, which keeps that held. This is the one place where commands that move
-/// data are made.
+/// in the request, `extra` as in queue::Command, `now` in ticks. Commands that move data are made here, and by runs of
+/// small ones in Batch::submit.
 inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Request& request, nvme::Opcode opcode,
                             const memory::Reference& buffer, std::uint64_t in_buffer, std::uint64_t position,
                             std::uint64_t offset, std::uint32_t bytes, std::uint32_t control, std::uint8_t extra,
-                            std::uint64_t now, bool held = false) {
+                            std::uint64_t now) {
   const Handle::Geometry& g = handle.geometry();
-  if (held) {
-    pair.ledger().add(buffer.registration->index());
-  } else {
-    const memory::Hold hold = memory::hold(pair.ledger(), buffer);
-    if (hold != memory::Hold::held) [[unlikely]]
-      return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
-  }
+  const memory::Hold hold = memory::hold(pair.ledger(), buffer);
+  if (hold != memory::Hold::held) [[unlikely]]
+    return hold == memory::Hold::closing ? Staged::closing : Staged::stale;
   const std::uint32_t registration = buffer.registration->index();
   const std::uint64_t* pages = buffer.registration->pages(g.number);
   if (pages == nullptr) [[unlikely]] {
@@ -64,6 +59,11 @@ inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Reque
   pair.stage_data(request, opcode == nvme::Opcode::write, registration, {pages, buffer.page_offset() + in_buffer},
                   offset, bytes, extra, now);
   return Staged::yes;
+}
+
+/// What a command's retirement is more than most are.
+constexpr std::uint8_t extra_of(bool paced, bool background) {
+  return background ? queue::Command::kPaced | queue::Command::kBackground : paced ? queue::Command::kPaced : 0;
 }
 
 class Operation {

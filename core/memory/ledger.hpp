@@ -23,14 +23,14 @@ class Ledger {
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
-  void add(std::uint32_t registration) {
+  void add(std::uint32_t registration, std::uint32_t commands = 1) {
     std::atomic<std::uint32_t>& count = counts_[registration];
-    count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    count.store(count.load(std::memory_order_relaxed) + commands, std::memory_order_relaxed);
   }
   /// Release: what the command did to the memory happens before the registry sees the count go.
-  void remove(std::uint32_t registration) {
+  void remove(std::uint32_t registration, std::uint32_t commands = 1) {
     std::atomic<std::uint32_t>& count = counts_[registration];
-    count.store(count.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+    count.store(count.load(std::memory_order_relaxed) - commands, std::memory_order_release);
   }
   std::uint32_t count(std::uint32_t registration) const {
     return counts_[registration].load(std::memory_order_acquire);

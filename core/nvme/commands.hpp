@@ -4,6 +4,7 @@
 // pointers for the PRP construction (prp.hpp), except where the command carries a single page.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "base/units.hpp"
@@ -159,6 +160,21 @@ constexpr SubmissionEntry block_command(Opcode opcode, std::uint32_t nsid, Lba l
   e.cdw11 = static_cast<std::uint32_t>(lba.value >> 32);
   e.cdw12 = (blocks - 1) | control;
   return e;
+}
+
+/// The same into a ring's entry, eight words at a time, with everything that a command over at most two pages needs.
+inline void write_block_command(SubmissionEntry& entry, Opcode opcode, std::uint32_t cid, std::uint32_t nsid, Lba lba,
+                                std::uint32_t blocks, std::uint32_t control, std::uint64_t prp1, std::uint64_t prp2) {
+  static_assert(sizeof entry == 64 && std::endian::native == std::endian::little);
+  using Word [[gnu::may_alias]] = std::uint64_t;
+  Word* const words = reinterpret_cast<Word*>(&entry);
+  words[0] = static_cast<std::uint64_t>(opcode) | std::uint64_t{cid} << 16 | std::uint64_t{nsid} << 32;
+  words[1] = words[2] = 0;
+  words[3] = prp1;
+  words[4] = prp2;
+  words[5] = lba.value;
+  words[6] = (blocks - 1) | control;
+  words[7] = 0;
 }
 
 constexpr SubmissionEntry flush(std::uint32_t nsid) {

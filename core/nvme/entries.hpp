@@ -48,6 +48,7 @@ struct CompletionWord {
   constexpr bool phase() const { return (raw >> 16 & 1) != 0; }
   /// Status type in bits 10:8 and code in 7:0, without "more" and "do not retry". 0 is success.
   constexpr std::uint16_t status() const { return static_cast<std::uint16_t>(raw >> 17 & 0x7ff); }
+  constexpr bool succeeded() const { return (raw & 0x7ffu << 17) == 0; }
   constexpr bool do_not_retry() const { return (raw >> 31) != 0; }
 
   static constexpr CompletionWord make(std::uint16_t cid, bool phase, std::uint16_t status, bool do_not_retry = false) {

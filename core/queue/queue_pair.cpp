@@ -49,7 +49,7 @@ void QueuePair::initialise_rings() {
   std::memset(submission_memory_.data(), 0, submission_memory_.size().value);
   std::memset(completion_memory_.data(), 0, completion_memory_.size().value);
   tail_ = rung_tail_ = head_ = 0;
-  set_next_turn();
+  set_next_turn(head_);
   phase_ = 1;
   // One ring entry stays free, so that full and empty differ: as many identifiers as entries less one.
   free_count_.store(depth_ - 1, std::memory_order_relaxed);
@@ -96,12 +96,27 @@ void QueuePair::give_lists(std::uint16_t first) {
   set_open();
 }
 
+void QueuePair::take_back(std::uint32_t commands) {
+  for (; commands != 0; --commands) {
+    const std::uint32_t last = staged() - 1;
+    Command& command = commands_[free_ids_[last & id_mask_]];
+    command.id = Command::kNoId;
+    ledger_.remove(command.registration);
+    next_free_.store(last, std::memory_order_relaxed);
+    count(1);
+    tail_ = (tail_ == 0 ? depth_ : tail_) - 1;
+  }
+}
+
 void QueuePair::retire_extra(Command& command, std::uint64_t now) {
   if ((command.extra & Command::kLists) != 0) give_lists(command.list);
+  if ((command.extra & Command::kContinued) != 0) statistics_.continued.add(1);
   if ((command.extra & Command::kPaced) != 0) {
     shape_.pacer->give(command.bytes, command.is_write, (command.extra & Command::kBackground) != 0,
                        shape_.pacer->now(now) - command.begun);
   }
+  command.extra = 0;
+  command.offset = 0;
 }
 
 std::uint16_t QueuePair::build_lists(nvme::SubmissionEntry& entry, const nvme::PageAddresses& memory,
@@ -137,25 +152,26 @@ void QueuePair::fail(const Command& command, std::uint16_t status, bool stopped)
 /// Wraps the completion ring's head, and rings its doorbell. The controller may post as many entries as the ring has,
 /// less one, beyond the head that it was told. All commands in flight, depth - 1 at most, fit while that head lags by
 /// no more than the rings differ.
-void QueuePair::turn_head() {
-  if (head_ == shape_.completion_depth) {
-    head_ = 0;
+std::uint32_t QueuePair::turn_head(std::uint32_t head) {
+  if (head == shape_.completion_depth) {
+    head = 0;
     phase_ ^= 1;
   }
-  set_next_turn();
-  completion_doorbell_.ring(head_);
+  set_next_turn(head);
+  completion_doorbell_.ring(head);
   // The head before the look at the next entry: a controller that interrupts only for an empty queue posts that entry,
   // and then looks at the head. One of the two sees the other.
   if (wakeup_) full_fence();
+  return head;
 }
 
-void QueuePair::set_next_turn() {
-  turning_ = wakeup_ ? head_ + 1 : std::min(shape_.completion_depth, head_ + shape_.completion_depth - depth_ + 1);
+void QueuePair::set_next_turn(std::uint32_t head) {
+  turning_ = wakeup_ ? head + 1 : std::min(shape_.completion_depth, head + shape_.completion_depth - depth_ + 1);
 }
 
 void QueuePair::use_wakeup(std::unique_ptr<Wakeup> wakeup) {
   wakeup_ = std::move(wakeup);
-  set_next_turn();
+  set_next_turn(head_);
 }
 
 void QueuePair::distrust() {
@@ -171,8 +187,7 @@ void QueuePair::orphan(Request& request) {
 }
 
 bool QueuePair::is_of(const Command& command, const Finished& list) const {
-  if (!command.in_flight() || command.request == &nobody_ || command.request->on_idle < OnIdle::wait_to_tell)
-    return false;
+  if (!command.in_flight() || command.request == &nobody_ || !is_told(command.request->on_idle)) return false;
   return static_cast<const ToldRequest*>(command.request)->list == &list;
 }
 
@@ -216,7 +231,7 @@ bool QueuePair::is_in_flight(std::uint16_t cid, std::uint64_t staged) const {
 
 void QueuePair::restart(std::uint16_t status, Doorbell submission, Doorbell completion) {
   for (std::size_t i = 0; i < command_slots_.size(); ++i) {
-    if (command_slots_[i].in_flight()) retire(static_cast<std::uint32_t>(i), status, 0, true, ticks());
+    if (command_slots_[i].in_flight()) retire(static_cast<std::uint32_t>(i), status, 0, ticks(), true);
   }
   submission_doorbell_ = submission;
   completion_doorbell_ = completion;

@@ -47,6 +47,7 @@ struct alignas(64) Command {
   static constexpr std::uint8_t kPaced = 2;       ///< counts against what large requests may have in flight
   static constexpr std::uint8_t kBackground = 4;  ///< with kPaced: and against what background requests may
   static constexpr std::uint8_t kTraced = 8;
+  static constexpr std::uint8_t kContinued = 16;  ///< not the first of its request
   static constexpr std::uint16_t kNoList = 0xffff;
   static constexpr std::uint32_t kNoId = 0x10000;
 
@@ -130,6 +131,10 @@ class QueuePair {
                   std::uint64_t offset, std::uint32_t bytes) {
     stage_data(request, is_write, registration, memory, offset, bytes, 0, ticks());
   }
+  /// Stages many small ones at once; see below.
+  class Burst;
+  /// Undoes the last so many of what was staged and not rung, small commands all. Their registrations are held no more.
+  void take_back(std::uint32_t commands);
   /// Stages next() without data.
   void stage(Request& request) { push(request, next(), false, Command::kNoRegistration, 0, 0, 0, ticks()); }
   /// Stages next(), whose data is one list page of the queue's own, and returns that page, to be filled before ring().
@@ -158,8 +163,6 @@ class QueuePair {
   void orphan(Request& request);
   /// The same for those of a batch. Their requests have nothing in flight any more.
   void orphan(const Finished& list);
-  /// Counts a staged command that is not the first of its request.
-  void count_continued() { statistics_.continued.add(1); }
   /// When the request's oldest command was staged, in ticks; 0 if it has none in flight. `cid` gets its identifier.
   std::uint64_t oldest(const Request& request, std::uint16_t& cid) const;
   /// The same over the requests of a batch.
@@ -178,6 +181,8 @@ class QueuePair {
   void leak();
 
  private:
+  class Retirement;
+
   std::uint64_t* list_entries(std::uint16_t page) const {
     return reinterpret_cast<std::uint64_t*>(list_memory_.data() + page * shape_.page_size);
   }
@@ -194,16 +199,16 @@ class QueuePair {
   void give_lists(std::uint16_t first);
   void set_open() { open_lists_ = line_.empty() ? free_lists_ : -1; }
   bool has_completion() const;
-  void take_completion(std::uint64_t now);
-  void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped, std::uint64_t now);
+  void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, std::uint64_t now, bool stopped);
+  void finish(Request& request, std::uint32_t result);
   void retire_extra(Command& command, std::uint64_t now);
   template <class Chosen>
   std::uint64_t oldest_of(Chosen&& chosen, std::uint16_t& cid) const;
   bool is_of(const Command& command, const Finished& list) const;
   void fail(const Command& command, std::uint16_t status, bool stopped);
   void distrust();
-  void turn_head();
-  void set_next_turn();
+  std::uint32_t turn_head(std::uint32_t head);
+  void set_next_turn(std::uint32_t head);
   void initialise_rings();
 
   static constexpr std::uint32_t kNoPhase = 2;
@@ -283,17 +288,28 @@ inline void QueuePair::stage_data(Request& request, bool is_write, std::uint32_t
       extra |= Command::kLists;
     }
   }
+  if (offset != 0) extra |= Command::kContinued;
   if ((extra & Command::kPaced) != 0) next_command().begun = shape_.pacer->now(now);
   push(request, entry, is_write, registration, extra, offset, bytes, now);
 }
 
-inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped,
-                              std::uint64_t now) {
+inline void QueuePair::finish(Request& request, std::uint32_t result) {
+  if (request.on_idle == OnIdle::done) {
+    request.result = result;
+    request.done.store(1, std::memory_order_release);
+  } else if (is_told(request.on_idle) && ending(request.on_idle) == request.on_idle) {
+    auto& told = static_cast<ToldRequest&>(request);
+    told.list->append(told);
+  }
+}
+
+/// One completion alone.
+inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, std::uint64_t now,
+                              bool stopped) {
   Command& command = commands_[slot];
   command.id = Command::kNoId;
   free_ids_[(staged() + free_count_.load(std::memory_order_relaxed)) & id_mask_] = static_cast<std::uint16_t>(slot);
   count(1);
-  if (command.extra != 0) retire_extra(command, now);
   ledger_.remove(command.registration);
   statistics_.latency[latency_bucket(now - command.staged)].add(1);
   if (status == 0) [[likely]] {
@@ -301,50 +317,190 @@ inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uin
   } else {
     fail(command, status, stopped);
   }
+  if (command.extra != 0) retire_extra(command, now);
   Request* request = command.request;
-  request->result = result;
-  if (--request->in_flight != 0) return;
-  if (request->on_idle == OnIdle::done) {
-    request->done.store(1, std::memory_order_release);
-  } else if (request->on_idle == OnIdle::tell) {
-    auto* told = static_cast<ToldRequest*>(request);
-    told->list->append(*told);
-  }
+  if (--request->in_flight == 0) finish(*request, result);
 }
+
+/// Many completions: what they have in common is counted once, for neighbours are mostly of one registration, staged
+/// together and of one batch. What it changes of the queue pair is in registers until the end: it has no member that is
+/// not inline.
+class QueuePair::Retirement {
+ public:
+  Retirement(QueuePair& pair, std::uint64_t now)
+      : pair_(pair),
+        now_(now),
+        commands_(pair.commands_),
+        free_ids_(pair.free_ids_),
+        mask_(pair.id_mask_),
+        end_(pair.staged() + pair.free_count_.load(std::memory_order_relaxed)),
+        held_(end_),
+        late_(end_) {}
+  ~Retirement() {
+    pair_.free_count_.store(end_ - pair_.staged(), std::memory_order_relaxed);
+    tell_ledger();
+    tell_latency();
+    for (const unsigned direction : {0, 1}) {
+      if (bytes_[direction] != 0) pair_.statistics_.bytes[direction].add(bytes_[direction]);
+    }
+  }
+  Retirement(const Retirement&) = delete;
+  Retirement& operator=(const Retirement&) = delete;
+
+  /// False: no command was waiting for it.
+  bool retire(const nvme::CompletionEntry& entry, nvme::CompletionWord word) {
+    const std::uint32_t slot = word.cid() & mask_;
+    if (commands_[slot].id != word.cid() || entry.sq_head >= pair_.depth_) [[unlikely]]
+      return false;
+    Command& command = commands_[slot];
+    command.id = Command::kNoId;
+    free_ids_[end_ & mask_] = static_cast<std::uint16_t>(slot);
+    if (command.registration != registration_) [[unlikely]] {
+      tell_ledger();
+      registration_ = command.registration;
+    }
+    if (command.staged != staged_) [[unlikely]] {
+      tell_latency();
+      staged_ = command.staged;
+    }
+    ++end_;
+    if (word.succeeded()) [[likely]] {
+      bytes_[command.is_write] += command.bytes;
+    } else {
+      pair_.fail(command, word.status(), false);
+    }
+    if (command.extra != 0) [[unlikely]]
+      pair_.retire_extra(command, now_);
+    Request& request = *command.request;
+    if (--request.in_flight != 0) return true;
+    if (request.on_idle == OnIdle::tell) [[likely]] {
+      auto& told = static_cast<ToldRequest&>(request);
+      told.list->append(told);
+    } else {
+      tell_ledger();  // its waiter may give the memory back at once
+      pair_.finish(request, entry.result);
+    }
+    return true;
+  }
+
+ private:
+  void tell_ledger() {
+    if (held_ != end_) pair_.ledger_.remove(registration_, end_ - held_);
+    held_ = end_;
+  }
+  void tell_latency() {
+    if (late_ != end_) pair_.statistics_.latency[latency_bucket(now_ - staged_)].add(end_ - late_);
+    late_ = end_;
+  }
+
+  QueuePair& pair_;
+  const std::uint64_t now_;
+  Command* const commands_;
+  std::uint16_t* const free_ids_;
+  const std::uint32_t mask_;
+  std::uint32_t end_;          ///< of the ring of free identifiers
+  std::uint32_t held_, late_;  ///< up to where ledger and histogram were told
+  std::uint32_t registration_ = Command::kNoRegistration;
+  std::uint64_t staged_ = 0;
+  std::uint64_t bytes_[2] = {0, 0};
+};
+
+/// Stages reads and writes of at most a page each, one after the other: what each changes is kept here until the end.
+/// Nothing else may be staged or retired meanwhile, and nothing is rung. Its users keep it in registers: it has no
+/// member that is not inline.
+class QueuePair::Burst {
+ public:
+  /// `open`: false where nothing is to be staged after all.
+  Burst(QueuePair& pair, std::uint64_t now, bool open)
+      : pair_(pair),
+        now_(now),
+        high_(static_cast<std::uint32_t>(now) & ~pair.id_mask_ & 0xffff),
+        mask_(pair.id_mask_),
+        free_ids_(pair.free_ids_),
+        commands_(pair.commands_),
+        at_(pair.submission_ + pair.tail_),
+        end_(pair.submission_ + pair.depth_),
+        next_(pair.staged()),
+        last_(next_ + (pair.open_lists_ < 0 || !open ? 0 : pair.free_count_.load(std::memory_order_relaxed))) {}
+  ~Burst() {
+    pair_.count(pair_.staged() - next_);
+    pair_.next_free_.store(next_, std::memory_order_relaxed);
+    pair_.tail_ = static_cast<std::uint32_t>(at_ - pair_.submission_);
+  }
+  Burst(const Burst&) = delete;
+  Burst& operator=(const Burst&) = delete;
+
+  bool has_room() const { return next_ != last_; }
+  /// A count of what was staged: differences of it are numbers of commands.
+  std::uint32_t position() const { return next_; }
+
+  /// `request` has nothing in flight, and no other command.
+  void stage(Request& request, nvme::Opcode opcode, std::uint32_t nsid, Lba lba, std::uint32_t blocks,
+             std::uint32_t control, std::uint64_t prp1, std::uint32_t bytes, std::uint32_t registration) {
+    const std::uint32_t slot = free_ids_[next_++ & mask_];
+    const std::uint32_t cid = slot | high_;
+    nvme::write_block_command(*at_, opcode, cid, nsid, lba, blocks, control, prp1, 0);
+    // A command at rest has an offset of 0 and nothing extra.
+    Command& command = commands_[slot];
+    command.request = &request;
+    command.bytes = bytes;
+    command.is_write = opcode == nvme::Opcode::write;
+    command.id = cid;
+    command.staged = now_;
+    command.registration = registration;
+    request.in_flight = 1;
+    if (++at_ == end_) at_ = pair_.submission_;
+  }
+
+ private:
+  QueuePair& pair_;
+  const std::uint64_t now_;
+  const std::uint32_t high_, mask_;
+  std::uint16_t* const free_ids_;
+  Command* const commands_;
+  nvme::SubmissionEntry* at_;
+  nvme::SubmissionEntry* const end_;
+  std::uint32_t next_;
+  const std::uint32_t last_;
+};
 
 inline bool QueuePair::has_completion() const {
   const nvme::CompletionWord word{std::atomic_ref(completion_[head_].last).load(std::memory_order_acquire)};
   return static_cast<std::uint32_t>(word.phase()) == phase_;
 }
 
-inline void QueuePair::take_completion(std::uint64_t now) {
-  const nvme::CompletionEntry& entry = completion_[head_];
-  const nvme::CompletionWord word{entry.last};
-  const std::uint32_t slot = word.cid() & id_mask_;
-  if (commands_[slot].id == word.cid() && entry.sq_head < depth_) [[likely]] {
-    retire(slot, word.status(), entry.result, false, now);
-  } else {
-    distrust();
-  }
-  if (++head_ == turning_) [[unlikely]]
-    turn_head();
-}
-
 inline std::uint32_t QueuePair::reap() {
   if (!has_completion()) return 0;
-  const std::uint64_t now = ticks();
-  std::uint32_t reaped = 0;
+  Retirement retirement(*this, ticks());
+  std::uint32_t left = depth_;  // bounded: others may want the queue
+  std::uint32_t head = head_;
   do {
-    take_completion(now);
-  } while (++reaped != depth_ && has_completion());  // bounded: others may want the queue
-  return reaped;
+    const nvme::CompletionEntry& entry = completion_[head];
+    if (!retirement.retire(entry, {entry.last})) [[unlikely]]
+      distrust();
+    if (++head == turning_) [[unlikely]]
+      head = turn_head(head);
+    const nvme::CompletionWord word{std::atomic_ref(completion_[head].last).load(std::memory_order_acquire)};
+    if (static_cast<std::uint32_t>(word.phase()) != phase_) break;
+  } while (--left != 0);
+  head_ = head;
+  return depth_ - left + (left != 0 ? 1 : 0);
 }
 
 inline void QueuePair::reap_until(const Request& request) {
   if (!has_completion()) return;
   const std::uint64_t now = ticks();
   do {
-    take_completion(now);
+    const nvme::CompletionEntry& entry = completion_[head_];
+    const nvme::CompletionWord word{entry.last};
+    const std::uint32_t slot = word.cid() & id_mask_;
+    if (commands_[slot].id == word.cid() && entry.sq_head < depth_) [[likely]] {
+      retire(slot, word.status(), entry.result, now, false);
+    } else {
+      distrust();
+    }
+    if (++head_ == turning_) [[unlikely]]
+      head_ = turn_head(head_);
   } while (request.done.load(std::memory_order_relaxed) == 0 && has_completion());
 }
 

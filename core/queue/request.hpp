@@ -5,7 +5,9 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
+#include <memory>
 
 namespace ugds::queue {
 
@@ -14,12 +16,15 @@ inline constexpr std::uint64_t kNoFailure = ~std::uint64_t{0};
 
 /// What becomes of a request that has nothing in flight. A failure ends it early: nothing more of it is staged.
 enum class OnIdle : std::uint8_t {
-  wait = 0,          ///< more of it will be staged, then it is `done`
-  done = 1,          ///< its `done` is set
-  wait_to_tell = 2,  ///< more of it will be staged, then `tell`
-  tell = 3,          ///< a ToldRequest: it is appended to its list
+  wait = 0,           ///< more of it will be staged, then it is `done`
+  done = 1,           ///< its `done` is set
+  wait_to_tell = 2,   ///< more of it will be staged, then `tell`
+  tell = 3,           ///< a ToldRequest: it is appended to its list
+  wait_to_count = 6,  ///< more of it will be staged, then `count`
+  count = 7,          ///< as `tell`, and counted by its list as a large one
 };
 inline OnIdle ending(OnIdle now) { return static_cast<OnIdle>(static_cast<std::uint8_t>(now) | 1); }
+inline bool is_told(OnIdle now) { return (static_cast<std::uint8_t>(now) & 2) != 0; }
 
 struct Request {
   std::atomic<std::uint32_t> done{0};  ///< set last, with release; nothing touches the request after
@@ -34,39 +39,37 @@ struct Request {
   bool failed() const { return failed_at != kNoFailure; }
 };
 
-struct Finished;
+class Finished;
 
 /// A request whose end is told to a list instead of a waiter.
 struct ToldRequest : Request {
-  bool large = false;  ///< counted by its list as such
-  ToldRequest* next = nullptr;
   Finished* list = nullptr;
 };
 
 /// Requests in the order in which they ended. Under the ownership of their queue.
-struct Finished {
-  ToldRequest* first = nullptr;
-  ToldRequest** last = &first;
-  std::uint64_t count = 0, large = 0;  ///< ever appended, and large ones of these
-
-  Finished() = default;
-  Finished(const Finished&) = delete;
-  Finished& operator=(const Finished&) = delete;
-
+class Finished {
+ public:
+  /// Room for `capacity` requests. Throws std::bad_alloc; nothing has changed then.
+  void reserve(std::uint32_t capacity) {
+    const std::uint64_t size = std::bit_ceil(std::uint64_t{capacity});
+    ring_ = std::make_unique<ToldRequest*[]>(size);
+    mask_ = size - 1;
+  }
   void append(ToldRequest& request) {
-    request.next = nullptr;
-    *last = &request;
-    last = &request.next;
-    ++count;
-    large += request.large;
+    ring_[count_++ & mask_] = &request;
+    large_ += request.on_idle == OnIdle::count;
   }
+  bool empty() const { return taken_ == count_; }
   /// The oldest, which there is.
-  ToldRequest& take() {
-    ToldRequest& request = *first;
-    first = request.next;
-    if (first == nullptr) last = &first;
-    return request;
-  }
+  ToldRequest& take() { return *ring_[taken_++ & mask_]; }
+  /// Ever appended, those of them that are large, and ever taken.
+  std::uint64_t count() const { return count_; }
+  std::uint64_t large() const { return large_; }
+  std::uint64_t taken() const { return taken_; }
+
+ private:
+  std::unique_ptr<ToldRequest*[]> ring_;
+  std::uint64_t mask_ = 0, count_ = 0, taken_ = 0, large_ = 0;
 };
 
 }  // namespace ugds::queue
