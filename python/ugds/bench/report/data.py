@@ -93,7 +93,7 @@ def caption(records: Sequence[Record]) -> list[str]:
     theirs = [s for s in series(records) if s.records[0].baseline is not None]
     said = [f"{'Device' if s.records[0].baseline is None else 'Baseline'} {_described(s)}." for s in ours + theirs]
     if not theirs:
-        said.append("Compared with nothing: no baseline was measured in the same run.")
+        said.append("No baseline was measured beside it.")
     processes = values_of(records, "processes")
     if processes and processes != [1]:
         said.append(f"Medians of {' or '.join(map(str, processes))} fresh processes.")

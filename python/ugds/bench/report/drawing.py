@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -26,7 +26,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":", "-", "--")
 BAR_COLOUR = "#000000"
 DPI = 150
-UNITS = {"1": "ratio", "us": "µs", "%": "percent"}
+TITLE, LEGEND_LINE, CAPTION_LINE = 0.42, 0.21, 0.16  # heights in inches
+UNITS = {"1": "without a unit", "us": "µs", "%": "percent"}
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ class Chart:
     title: str
     note: str  #: what it shows and how to read it
     records: Sequence[Record]
-    size: tuple[float, float]  #: in inches, without its caption
+    size: tuple[float, float]  #: of its panels, in inches
     draw: Callable[[Figure], None]
+    legend: Sequence[str] = ()  #: what each style stands for, in their order, or in that of `looks`
+    looks: Sequence[Mapping[str, Any]] = ()
+    as_lines: bool = False
 
     @property
     def caption(self) -> str:
@@ -47,16 +51,43 @@ class Chart:
     def png(self, captioned: bool) -> bytes:
         """With its caption, where it is to stand alone."""
         width, height = self.size
-        lines = textwrap.wrap(self.caption, int(width * 15.5), break_on_hyphens=False) if captioned else []
-        figure = Figure((width, height + 0.16 * len(lines)), dpi=DPI, layout="constrained")
-        figure.suptitle(self.title, fontsize=12, fontweight="bold")
+        columns = self._legend_columns()
+        above = TITLE + LEGEND_LINE * -(-len(self.legend) // columns)
+        lines = textwrap.wrap(self.caption, int(width * 16), break_on_hyphens=False) if captioned else []
+        below = CAPTION_LINE * len(lines) + (0.1 if lines else 0)
+        total = above + height + below
+        figure = Figure((width, total), dpi=DPI)
+        figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
+        figure.text(0.5, 1 - 0.09 / total, self.title, ha="center", va="top", fontsize=12, fontweight="bold")
+        if self.legend:
+            above_panels = figure.legend(
+                handles=self._handles(),
+                loc="upper center",
+                bbox_to_anchor=(0.5, 1 - (TITLE - 0.05) / total),
+                ncols=columns,
+                fontsize=9,
+                frameon=False,
+            )
+            above_panels.set_in_layout(False)  # room is kept for it already
         self.draw(figure)
-        if captioned:
-            figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color="#333333", linespacing=1.35)
+        figure.text(
+            0.06 / width, 0.06 / total, "\n".join(lines), fontsize=8, color="#333333", linespacing=1.35, va="bottom"
+        )
         out = BytesIO()
         # No date and no version, so that the same data give the same file.
         figure.savefig(out, format="png", metadata={"Software": None})
         return out.getvalue()
+
+    def _legend_columns(self) -> int:
+        """As many as fit beside each other."""
+        longest = max(map(len, self.legend), default=0) * 0.08 + 0.7
+        return max(1, min(len(self.legend), int(self.size[0] / longest)))
+
+    def _handles(self) -> list[Line2D | Patch]:
+        if self.as_lines:
+            return [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(self.legend)]
+        looks = self.looks or [style(index) for index in range(len(self.legend))]
+        return [Patch(label=label, **look) for label, look in zip(self.legend, looks, strict=True)]
 
 
 def panels(figure: Figure, count: int, columns: int, share: bool) -> list[Axes]:
@@ -75,21 +106,39 @@ def panels(figure: Figure, count: int, columns: int, share: bool) -> list[Axes]:
     return axes[:count]
 
 
-def bars(axis: Axes, categories: Sequence[str], groups: Sequence[Sequence[float | None]], told: bool = False) -> None:
+def bars(
+    axis: Axes,
+    categories: Sequence[str],
+    groups: Sequence[Sequence[float | None]],
+    looks: Sequence[Mapping[str, Any]] = (),
+    told: bool = False,
+) -> None:
     """For each category a bar of each group, side by side; `told` writes its value above each."""
     width = 0.8 / max(1, len(groups))
     for index, values in enumerate(groups):
-        places = [c + (index - (len(groups) - 1) / 2) * width for c in range(len(categories))]
-        there = [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
-        axis.bar([p for p, _ in there], [v for _, v in there], width, **style(index))
-        for place, value in there if told else ():
-            axis.annotate(
-                _report.number(value), (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=8
-            )
-        for place in (p for p, v in zip(places, values, strict=True) if v is None):
-            axis.annotate("no data", (place, 0), ha="center", va="bottom", rotation=90, fontsize=7, color="#777777")
+        look = looks[index] if looks else style(index)
+        for category, value in enumerate(values):
+            place = category + (index - (len(groups) - 1) / 2) * width
+            if value is None:
+                axis.annotate(
+                    "no data",
+                    (place, 0),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    rotation=90,
+                    fontsize=7,
+                    color="#777777",
+                )
+                continue
+            axis.bar(place, value, width, **look)
+            if told:
+                axis.annotate(
+                    _report.number(value), (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=8
+                )
     axis.set_xticks(range(len(categories)), categories)
-    axis.set_xlim(-0.6, len(categories) - 0.4)
+    axis.set_xlim(-0.6, max(len(categories), 2) - 0.4)
     from_zero(axis)
 
 
@@ -102,14 +151,15 @@ def lines(axis: Axes, categories: Sequence[str], groups: Sequence[Sequence[float
             **line_style(index),
         )
     axis.set_xticks(range(len(categories)), categories)
-    axis.set_xlim(-0.3, len(categories) - 0.7)
+    axis.set_xlim(-0.3, max(len(categories), 2) - 0.7)
     from_zero(axis)
 
 
-def style(index: int) -> dict[str, Any]:
+def style(colour: int, hatch: int | None = None) -> dict[str, Any]:
+    """Of a bar; each colour has its own hatch, unless another is asked for."""
     return {
-        "facecolor": COLOURS[index % len(COLOURS)],
-        "hatch": HATCHES[index % len(HATCHES)],
+        "facecolor": COLOURS[colour % len(COLOURS)],
+        "hatch": HATCHES[(colour if hatch is None else hatch) % len(HATCHES)],
         "edgecolor": "white",
         "linewidth": 0.5,
     }
@@ -129,15 +179,3 @@ def from_zero(axis: Axes, room: float = 1.12) -> None:
     shared = list(axis.get_shared_y_axes().get_siblings(axis))
     highest = max((one.dataLim.y1 for one in shared if one.has_data()), default=1.0)
     axis.set_ylim(0, highest * room if highest > 0 else 1.0)
-
-
-def legend(figure: Figure, labels: Sequence[str], as_lines: bool = False) -> None:
-    """Above the panels, in one line where that is not too long."""
-    handles: list[Line2D | Patch] = []
-    for index, label in enumerate(labels):
-        handles.append(
-            Line2D([], [], label=label, **line_style(index)) if as_lines else Patch(label=label, **style(index))
-        )
-    one_line = sum(map(len, labels)) + 8 * len(labels) < figure.get_figwidth() * 11
-    columns = len(labels) if one_line else 1
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=9, frameon=False)

@@ -11,9 +11,11 @@ from matplotlib.figure import Figure
 from ugds import _report
 from ugds import sizes as units
 from ugds._report import Record
+from ugds.bench import was_crowded
 from ugds.bench.bars import BARS, Bar
+from ugds.bench.figures import SETUP_PROCESSES
 from ugds.bench.report import drawing
-from ugds.bench.report.data import series, shortened
+from ugds.bench.report.data import series, shortened, values_of
 from ugds.bench.report.drawing import BAR_COLOUR, COLOURS, Chart
 
 Records = Sequence[Record]
@@ -47,12 +49,13 @@ def setup(records: Records) -> list[Chart]:
             _rows(axis, rows, "ms")
             axis.set_title(one.label, fontsize=10)
 
+    processes = values_of(found, "processes")
     note = (
-        "Stands for figure 3 of the uGDS paper. Bars are medians of processes, each stage's its own; whiskers go from "
-        "the fastest to the slowest."
+        f"Stands for figure 3 of the uGDS paper{'' if SETUP_PROCESSES in processes else ', with other parameters'}. "
+        "Bars are medians, each stage's its own; whiskers go from the fastest to the slowest."
     )
     title = "From nothing to the first byte"
-    return [Chart("figure-03-setup", title, note, found, (8.5, 0.9 + 2.4 * len(by)), draw)]
+    return [Chart("figure-03-setup", title, note, found, (8.5, 2.4 * len(by)), draw)]
 
 
 def completion(records: Records) -> list[Chart]:
@@ -71,6 +74,7 @@ def completion(records: Records) -> list[Chart]:
         for axis, record in zip(axes, found, strict=False):
             taken: list[list[float | None]] = [[record.figures[f"{way}_us"][0]] for way in ("polling", "interrupt")]
             drawing.bars(axis, [""], taken, told=True)
+            axis.set_xticks([])
             axis.set_title(f"latency, {units.format(record.params['size'])} reads", fontsize=10)
             axis.set_ylabel("µs, median", fontsize=9)
         cpu = [
@@ -80,12 +84,15 @@ def completion(records: Records) -> list[Chart]:
         drawing.bars(axes[-1], [units.format(record.params["size"]) for record in found], cpu, told=True)
         axes[-1].set_title("CPU of the reading thread", fontsize=10)
         axes[-1].set_ylabel("percent of one processor", fontsize=9)
-        drawing.legend(figure, ["polling", "sleeping for interrupts"])
 
     note = "Stands for figure 14 of the uGDS paper. Each panel has its own scale."
+    if was_crowded(found):
+        note += " The polling thread did not have its processor for itself, and what other programs cost is in it."
     title = "Polling against sleeping for interrupts"
     width = 3.4 * (len(found) + 1)
-    return [Chart("figure-14-completion", title, note, found, (width, 4.0), draw)]
+    return [
+        Chart("figure-14-completion", title, note, found, (width, 3.2), draw, ["polling", "sleeping for interrupts"])
+    ]
 
 
 def others(records: Records) -> list[Chart]:
@@ -94,7 +101,7 @@ def others(records: Records) -> list[Chart]:
     made = [_generic("sync-memcpy", "Reads of 1 MiB against memcpy", memcpy)] if memcpy else []
     for name in dict.fromkeys(record.name for record in records if record.name not in KNOWN):
         found = [record for record in records if record.name == name]
-        made.append(_generic(_safe(name), f"ugds bench {name}", found))
+        made.append(_generic(_safe(name), f"Figures of ugds bench {name}", found))
     return made
 
 
@@ -117,7 +124,7 @@ def _generic(name: str, title: str, records: Records) -> Chart:
         unit: sorted(rows, key=lambda row: row[0].partition("\n")[0])[:MOST_ROWS] for unit, rows in by_unit.items()
     }
     left_out = sum(map(len, by_unit.values())) - sum(map(len, shown.values()))
-    heights = [0.8 + 0.42 * len(rows) for rows in shown.values()]
+    heights = [len(rows) for rows in shown.values()]
 
     def draw(figure: Figure) -> None:
         grid = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
@@ -125,9 +132,10 @@ def _generic(name: str, title: str, records: Records) -> Chart:
             axis.spines[["top", "right"]].set_visible(False)
             _rows(axis, rows, drawing.UNITS.get(unit, unit))
 
-    note = "A vertical mark is the bar that the project promises to keep." if _has_bar(shown) else "Figures by unit."
+    note = "A vertical mark is the bar that the project promises to keep." if _has_bar(shown) else "By unit."
     note += f" {left_out} more figures are in the table only." if left_out else ""
-    return Chart(name, title, note, records, (9.0, 0.6 + sum(heights)), draw)
+    size = (9.0, 0.55 * len(shown) + 0.42 * sum(heights))
+    return Chart(name, title, note, records, size, draw)
 
 
 def _varies(records: Records, key: str) -> bool:
@@ -146,18 +154,27 @@ def _rows(axis: Axes, rows: Sequence[tuple[str, float, tuple[float, float] | Non
     """A horizontal bar each, from the top: its label, value, from where to where it was spread, and its bar."""
     for place, (_, value, spread, bar) in enumerate(rows):
         axis.barh(place, value, 0.62, color=COLOURS[0])
-        end = max(value, 0.0)
+        end, text = max(value, 0.0), _report.number(value)
         if spread is not None:
+            text += f"   ({_report.number(spread[0])} to {_report.number(spread[1])})"
             axis.plot(spread, (place, place), color=BAR_COLOUR, linewidth=1.2, marker="|", markersize=8)
             end = max(end, spread[1])
-        text = _report.number(value)
         if bar is not None:
             axis.plot((bar.limit, bar.limit), (place - 0.4, place + 0.4), color=COLOURS[5], linewidth=2.5)
             text += f"   (promised: {bar})"
             end = max(end, bar.limit)
-        axis.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=8)
+        axis.annotate(
+            text,
+            (end, place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
     axis.set_yticks(range(len(rows)), [label for label, *_ in rows], fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.45, -0.55)
+    axis.tick_params(axis="x", labelsize=9)
     axis.set_xlabel(unit, fontsize=9)
     axis.grid(axis="x", color="#DDDDDD", linewidth=0.7)
     axis.grid(visible=False, axis="y")
