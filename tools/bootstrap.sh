@@ -40,6 +40,7 @@ missing_packages() {
     # Valgrind needs the symbols of the C library's loader.
     echo libc6-dbg
   fi
+  command -v fio >/dev/null || echo fio
   # Makers of file systems and partition tables, which `ugds bind` has to recognise; without them their tests are
   # skipped, so nobody is asked for them.
   [ "$(id -u)" = 0 ] || return 0

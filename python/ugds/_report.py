@@ -19,6 +19,16 @@ from ugds._core import Error
 #: What stands before the colon of a URI, where the transport's name is another.
 _TRANSPORTS = {"pci": "vfio", "posix": "file", "io_uring": "file"}
 EMULATED_NOTE = "The device is emulated: these figures are the software's, and not the speed of an SSD."
+FILE_NOTE = "A baseline's file is not on that device: the two do not say which path to an SSD is the faster."
+FIO_NOTE = "uGDS is called from Python here, whose threads share the interpreter's lock; fio, which drives files, is C."
+
+
+def notes(records: Iterable[Record]) -> list[str]:
+    """What has to be said with the figures, for nobody to take them for what they are not."""
+    transports = {(record.transport, record.baseline is None) for record in records}
+    emulated, files = ("emulated", True) in transports, ("file", False) in transports
+    told = ((emulated, EMULATED_NOTE), (emulated and files, FILE_NOTE), (files, FIO_NOTE))
+    return [note for applies, note in told if applies]
 
 
 class CommandError(Exception):

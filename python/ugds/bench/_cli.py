@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
             "The polling thread did not have its processor for itself: other programs were running, and what they cost "
             "is in these figures.\nRepeat the measurement on a quieter machine."
         )
-    if device.startswith("emulated:"):
-        console.print(_report.EMULATED_NOTE)
+    for note in _report.notes(records):
+        console.print(note)
     return 0
 
 

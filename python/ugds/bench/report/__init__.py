@@ -60,10 +60,10 @@ def make(files: Sequence[Path], out: Path) -> Report:
         drawn = []
         for chart in found:
             file = out / f"{chart.name}.png"
-            file.write_bytes(chart.png(captioned=True))
+            file.write_bytes(chart.png(alone=True))
             drawn.append(Drawn(chart.name, chart.title, chart.caption, file))
         index = out / "index.html"
-        index.write_text(page.render([(chart, chart.png(captioned=False)) for chart in found]))
+        index.write_text(page.render([(chart, chart.png(alone=False)) for chart in found]))
     except OSError as error:
         raise CommandError(f"cannot write {error.filename or out}: {error.strerror}") from None
     return Report(drawn, index)

@@ -20,6 +20,7 @@ from ugds.bench.report.drawing import Chart
 
 Records = Sequence[Record]
 ONE_EACH = "Each thread has one request in flight."
+MANY = SYNC[7].threads[0]
 OWN_SCALE = "Each panel has its own scale."
 
 
@@ -91,14 +92,14 @@ def _name_axis(axis: Axes, title: str, unit: str, below: str = "") -> None:
     axis.set_ylabel(unit, fontsize=9)
 
 
+def _but_figure_7(records: Records) -> list[Record]:
+    return [r for r in records if (r.params["mode"], r.params["threads"]) != ("write", MANY)]
+
+
 def sync_bandwidth(records: Records) -> list[Chart]:
     made = []
     for mode, number in (("read", 4), ("write", 5), ("mixed", None)):
-        found = [
-            record
-            for record in _named(records, "sync", "gib_per_s", mode=mode)
-            if not (mode == "write" and record.params["threads"] == 64)  # figure 7's
-        ]
+        found = _but_figure_7(_named(records, "sync", "gib_per_s", mode=mode))
         if found:
             what = {"read": "reads", "write": "writes", "mixed": "reads and writes in turn"}[mode]
             title = f"Throughput of synchronous {what}, by threads and request size"
@@ -114,7 +115,7 @@ def sync_latency(records: Records) -> list[Chart]:
         # Older records have no mean.
         means = _named(records, "sync", "mean_us", mode=mode)
         figure_name, word = ("mean_us", "Mean") if means else ("p50_us", "Median")
-        found = means or _named(records, "sync", "p50_us", mode=mode)
+        found = _but_figure_7(means or _named(records, "sync", "p50_us", mode=mode))
         if found:
             title = f"{word} latency of synchronous {mode}s, by threads and request size"
             note = f"{_stands_for(6, found)}{ONE_EACH} {OWN_SCALE}"
@@ -124,7 +125,7 @@ def sync_latency(records: Records) -> list[Chart]:
 
 
 def many_threads(records: Records) -> list[Chart]:
-    found = _named(records, "sync", "gib_per_s", mode="write", threads=64)
+    found = _named(records, "sync", "gib_per_s", mode="write", threads=MANY)
     if not found:
         return []
     values, by = values_of(found, "size"), series(found)

@@ -97,9 +97,7 @@ def caption(records: Sequence[Record]) -> list[str]:
     processes = values_of(records, "processes")
     if processes and processes != [1]:
         said.append(f"Medians of {' or '.join(map(str, processes))} fresh processes.")
-    if any(record.transport == "emulated" for record in records if record.baseline is None):
-        said.append(_report.EMULATED_NOTE)
-    return said
+    return said + _report.notes(records)
 
 
 def _described(series: Series) -> str:

@@ -48,22 +48,24 @@ class Chart:
     def caption(self) -> str:
         return " ".join([self.note, *caption(self.records)])
 
-    def png(self, captioned: bool) -> bytes:
-        """With its caption, where it is to stand alone."""
+    def png(self, alone: bool) -> bytes:
+        """With its title and its caption, where it is to stand alone."""
         width, height = self.size
         columns = self._legend_columns()
-        above = TITLE + LEGEND_LINE * -(-len(self.legend) // columns)
-        lines = textwrap.wrap(self.caption, int(width * 16), break_on_hyphens=False) if captioned else []
+        title = TITLE if alone else 0.1
+        above = title + LEGEND_LINE * -(-len(self.legend) // columns)
+        lines = textwrap.wrap(self.caption, int(width * 16), break_on_hyphens=False) if alone else []
         below = CAPTION_LINE * len(lines) + (0.1 if lines else 0)
         total = above + height + below
         figure = Figure((width, total), dpi=DPI)
         figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
-        figure.text(0.5, 1 - 0.09 / total, self.title, ha="center", va="top", fontsize=12, fontweight="bold")
+        if alone:
+            figure.text(0.5, 1 - 0.09 / total, self.title, ha="center", va="top", fontsize=12, fontweight="bold")
         if self.legend:
             above_panels = figure.legend(
                 handles=self._handles(),
                 loc="upper center",
-                bbox_to_anchor=(0.5, 1 - (TITLE - 0.05) / total),
+                bbox_to_anchor=(0.5, 1 - (title - 0.05) / total),
                 ncols=columns,
                 fontsize=9,
                 frameon=False,
@@ -80,7 +82,7 @@ class Chart:
 
     def _legend_columns(self) -> int:
         """As many as fit beside each other."""
-        longest = max(map(len, self.legend), default=0) * 0.08 + 0.7
+        longest = max(map(len, self.legend), default=0) * 0.072 + 0.55
         return max(1, min(len(self.legend), int(self.size[0] / longest)))
 
     def _handles(self) -> list[Line2D | Patch]:
@@ -138,7 +140,7 @@ def bars(
                     _report.number(value), (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=8
                 )
     axis.set_xticks(range(len(categories)), categories)
-    axis.set_xlim(-0.6, max(len(categories), 2) - 0.4)
+    _centre(axis, len(categories), 0.1)
     from_zero(axis)
 
 
@@ -151,8 +153,14 @@ def lines(axis: Axes, categories: Sequence[str], groups: Sequence[Sequence[float
             **line_style(index),
         )
     axis.set_xticks(range(len(categories)), categories)
-    axis.set_xlim(-0.3, max(len(categories), 2) - 0.7)
+    _centre(axis, len(categories), -0.2)
     from_zero(axis)
+
+
+def _centre(axis: Axes, places: int, margin: float) -> None:
+    """No less room than two places take, so that a single bar does not fill the panel."""
+    middle, half = (places - 1) / 2, max(places, 2) / 2 + margin
+    axis.set_xlim(middle - half, middle + half)
 
 
 def style(colour: int, hatch: int | None = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ugds.bench.report.drawing import Chart
 _STYLE = """\
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a;
   background: #fff; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin: 0; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin: 0 0 0.6rem; }
 figure { margin: 2.5rem 0; padding: 1.2rem; border: 1px solid #ddd; border-radius: 6px; }
 img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
 figcaption { font-size: 0.9rem; color: #333; margin-top: 0.8rem; overflow-wrap: anywhere; }
@@ -25,7 +25,7 @@ nav ul { columns: 2; font-size: 0.9rem; }"""
 
 
 def render(charts: Sequence[tuple[Chart, bytes]]) -> str:
-    """The page; with each chart its image, which has no caption of its own."""
+    """The page; with each chart its image, which has neither title nor caption of its own."""
     contents = "\n".join(f'<li><a href="#{escape(c.name)}">{escape(c.title)}</a></li>' for c, _ in charts)
     sections = "\n".join(_section(chart, image) for chart, image in charts)
     return f"""<!doctype html>
