@@ -93,7 +93,7 @@ class FileTarget:
     depth: int = 1  #: requests in flight a thread, for io_uring
     overwrite: bool = False
     made: set[Path] = field(default_factory=set)  #: by whichever target of this run; it may be shared by several
-    _made: os.stat_result | None = None
+    _made: int | None = None  # its descriptor, held so that no other file can be taken for it
     _span: int = 0
     _direct: bool = False
 
@@ -201,16 +201,13 @@ class FileTarget:
                     f"{self.path} is to be made with {units.format(size)}, and {free} are free in {parent}\n"
                     "  what to do: name another folder, or a smaller ?size="
                 )
-            fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-            self._made = os.fstat(fd)
+            self._made = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             self.made.add(self.path)
             try:
-                _write_random(fd, size)
+                _write_random(self._made, size)
             except BaseException:
                 self._remove()
                 raise
-            finally:
-                os.close(fd)
         except OSError as error:
             raise CommandError(f"cannot make {self.path}: {error.strerror}") from None
 
@@ -221,11 +218,12 @@ class FileTarget:
             return
         self.made.discard(self.path)
         try:
-            there = os.lstat(self.path)
-            if (there.st_dev, there.st_ino) == (made.st_dev, made.st_ino):
+            if os.path.samestat(os.lstat(self.path), os.fstat(made)):
                 os.unlink(self.path)
         except FileNotFoundError:
             pass
+        finally:
+            os.close(made)
 
 
 def _write_random(fd: int, size: int) -> None:

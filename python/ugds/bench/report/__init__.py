@@ -6,6 +6,7 @@ matplotlib draws, and is loaded by `make` alone.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ def make(files: Sequence[Path], out: Path) -> Report:
         single.others,
     )
     found = sorted((chart for kind in kinds for chart in kind(records)), key=lambda chart: _order(chart.name))
+    names: list[str] = []
+    for index, chart in enumerate(found):
+        names.append(chart.name)
+        if (count := names.count(chart.name)) > 1:  # a file each
+            found[index] = dataclasses.replace(chart, name=f"{chart.name}-{count}")
     if not found:
         raise CommandError("nothing of what was read has a figure to draw", status=2)
     try:
