@@ -185,6 +185,14 @@ def test_only_what_was_made_is_removed(tmp_path: Path) -> None:
 
 
 @needs_fio
+def test_a_file_that_appears_meanwhile_is_not_taken_for_ours(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fio.os.path, "lexists", lambda path: False)
+    with pytest.raises(CommandError, match="File exists"), target(f"posix:{file}"):
+        pass
+    assert file.read_bytes() == b"precious" * (8 << 20)
+
+
+@needs_fio
 def test_a_link_to_nothing_is_not_followed_to_make_a_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     message = run("bench", "sync", *QUICK, "--baseline", f"posix:{tmp_path}/link", status=2).stderr

@@ -74,7 +74,7 @@ def test_there_is_a_batch_after_the_first_however_little_is_to_be_moved(ssd: ugd
 
 
 def test_figures_are_medians_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = iter([[0.004, 0.001, 0.003, 0.001], [0.010, 0.002, 0.002, 0.002], [0.002, 0.001, 0.001, 0.001]])
+    runs = iter([[0.004, 0.003, 0.001, 0.001], [0.010, 0.002, 0.002, 0.002], [0.002, 0.001, 0.001, 0.001]])
     monkeypatch.setattr(batch_figures, "in_fresh_process", lambda *point: (next(runs), "host", "direct"))
     (record,) = batch_figures.measure([DeviceTarget("emulated:64MiB")], ["read"], [4096], [256], 4 << 20, 3)
     assert record.name == "batch"
