@@ -68,11 +68,11 @@ def make(files: Sequence[Path], out: Path) -> Report:
             file = out / f"{chart.name}.png"
             file.write_bytes(chart.png(alone=True))
             drawn.append(Drawn(chart.name, chart.title, chart.caption, file))
-        index = out / "index.html"
-        index.write_text(page.render([(chart, chart.png(alone=False)) for chart in found]))
+        index_file = out / "index.html"
+        index_file.write_text(page.render([(chart, chart.png(alone=False)) for chart in found]))
     except OSError as error:
         raise CommandError(f"cannot write {error.filename or out}: {error.strerror}") from None
-    return Report(drawn, index)
+    return Report(drawn, index_file)
 
 
 def _order(name: str) -> tuple[bool, str]:
