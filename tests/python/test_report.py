@@ -162,12 +162,20 @@ def test_the_first_batch_stands_beside_those_that_follow() -> None:
 
 
 def test_a_promised_bar_is_drawn_beside_its_figure() -> None:
-    (chart,) = single.others([record("sync", {"ratio_to_memcpy": 0.9}, unit="1", size=1 << 20)])
+    caller = "emulated:1GiB?pump=caller"
+    (chart,) = single.others([record("sync", {"ratio_to_memcpy": 0.9}, caller, unit="1", size=1 << 20)])
     (axis,) = drawn(chart).axes
     assert [bar.get_width() for bar in axis.patches] == [0.9]
     assert [list(line.get_xdata()) for line in axis.lines] == [[0.8, 0.8]]
     assert [text.get_text() for text in axis.texts] == ["0.9   (promised: at least 0.8)"]
     assert axis.get_xlim()[0] == 0
+
+
+def test_no_bar_is_drawn_where_nothing_was_promised() -> None:
+    (chart,) = single.others([record("sync", {"ratio_to_memcpy": 0.4}, OURS, unit="1", size=1 << 20)])
+    (axis,) = drawn(chart).axes
+    assert not axis.lines
+    assert [text.get_text() for text in axis.texts] == ["0.4"]
 
 
 def test_setup_shows_its_spread() -> None:

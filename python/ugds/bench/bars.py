@@ -9,6 +9,7 @@ from typing import NamedTuple
 class Bar(NamedTuple):
     limit: float
     at_most: bool = True  #: or at least
+    on: str = "emulated:"  #: what the URI of a device has in it for which this is promised
 
     def holds(self, value: float) -> bool:
         return value <= self.limit if self.at_most else value >= self.limit
@@ -23,6 +24,12 @@ BARS: dict[str, Bar] = {
     "python_extra_instructions": Bar(1500),
     "python_extra_us": Bar(1.5),
     "open_to_first_read_ms": Bar(5),
-    "ratio_to_memcpy": Bar(0.8, at_most=False),
+    "ratio_to_memcpy": Bar(0.8, at_most=False, on="pump=caller"),
     "interrupt_cpu_percent": Bar(10),
 }
+
+
+def bar_of(figure: str, device: str) -> Bar | None:
+    """What is promised of a figure of that device, if anything."""
+    bar = BARS.get(figure)
+    return bar if bar is not None and bar.on in device else None

@@ -21,7 +21,7 @@ figcaption { font-size: 0.9rem; color: #333; margin-top: 0.8rem; overflow-wrap: 
 details { margin-top: 0.6rem; font-size: 0.85rem; } div.table { overflow-x: auto; }
 table { border-collapse: collapse; } th, td { padding: 0.15rem 0.6rem; border-bottom: 1px solid #eee; }
 th { text-align: left; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
-nav ul { columns: 2; font-size: 0.9rem; }"""
+nav ul { columns: 2 20rem; font-size: 0.9rem; }"""
 
 
 def render(charts: Sequence[tuple[Chart, bytes]]) -> str:

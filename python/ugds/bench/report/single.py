@@ -12,7 +12,7 @@ from ugds import _report
 from ugds import sizes as units
 from ugds._report import Record
 from ugds.bench import was_crowded
-from ugds.bench.bars import BARS, Bar
+from ugds.bench.bars import Bar, bar_of
 from ugds.bench.figures import SETUP_PROCESSES
 from ugds.bench.report import drawing
 from ugds.bench.report.data import series, shortened, values_of
@@ -45,7 +45,7 @@ def setup(records: Records) -> list[Chart]:
                 if (value := one.value(f"{name}_ms")) is not None:
                     low, high = one.value(f"{name}_min_ms"), one.value(f"{name}_max_ms")
                     spread = (value if low is None else low, value if high is None else high)
-                    rows.append((word, value, spread, BARS.get(f"{name}_ms")))
+                    rows.append((word, value, spread, bar_of(f"{name}_ms", one.device)))
             _rows(axis, rows, "ms")
             axis.set_title(one.label, fontsize=10)
 
@@ -119,7 +119,7 @@ def _generic(name: str, title: str, records: Records) -> Chart:
         said += [devices[record.device, record.baseline]] if len(devices) > 1 else []
         for figure, (value, unit) in record.figures.items():
             label = figure + (f"\n{shortened(', '.join(said), 48)}" if said else "")
-            by_unit.setdefault(unit, []).append((label, value, None, BARS.get(figure)))
+            by_unit.setdefault(unit, []).append((label, value, None, bar_of(figure, record.device)))
     shown = {
         unit: sorted(rows, key=lambda row: row[0].partition("\n")[0])[:MOST_ROWS] for unit, rows in by_unit.items()
     }
