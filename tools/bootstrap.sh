@@ -40,8 +40,8 @@ missing_packages() {
     # Valgrind needs the symbols of the C library's loader.
     echo libc6-dbg
   fi
-  # Makers of file systems and partition tables, which `ugds bind` has to recognise; without them their tests are
-  # skipped, so nobody is asked for them.
+  # Makers of file systems and partition tables, which `ugds bind` has to recognise, and fio, which measures baselines;
+  # without them their tests are skipped, so nobody is asked for them.
   [ "$(id -u)" = 0 ] || return 0
   local tool package
   while read -r tool package; do
@@ -55,7 +55,8 @@ mkfs.vfat dosfstools
 mkfs.btrfs btrfs-progs
 mkfs.f2fs f2fs-tools
 mkfs.exfat exfatprogs
-mkntfs ntfs-3g'
+mkntfs ntfs-3g
+fio fio'
 }
 
 install_packages() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,19 @@ from rich.table import Table
 
 from ugds._core import Error
 
+#: What stands before the colon of a URI, where the transport's name is another.
+_TRANSPORTS = {"pci": "vfio", "posix": "file", "io_uring": "file"}
 EMULATED_NOTE = "The device is emulated: these figures are the software's, and not the speed of an SSD."
+FILE_NOTE = "A baseline's file is not on that device: the two do not say which path to an SSD is the faster."
+FIO_NOTE = "uGDS is called from Python here, whose threads share the interpreter's lock; fio, which drives files, is C."
+
+
+def notes(records: Iterable[Record]) -> list[str]:
+    """What has to be said with the figures, for nobody to take them for what they are not."""
+    transports = {(record.transport, record.baseline is None) for record in records}
+    emulated, files = ("emulated", True) in transports, ("file", False) in transports
+    told = ((emulated, EMULATED_NOTE), (emulated and files, FILE_NOTE), (files, FIO_NOTE))
+    return [note for applies, note in told if applies]
 
 
 class CommandError(Exception):
@@ -38,6 +51,32 @@ class Record:
     route: str
     figures: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: name: (value, unit)
 
+    @property
+    def transport(self) -> str:
+        """How the device is reached (see docs/routes.md)."""
+        scheme = self.device.partition(":")[0]
+        return _TRANSPORTS.get(scheme, scheme)
+
+    @property
+    def baseline(self) -> str | None:
+        """What was measured to compare with: posix, io_uring or ugds; None where it is the device in question."""
+        kind = self.params.get("baseline")
+        return None if kind is None else str(kind)
+
+    @classmethod
+    def parse(cls, line: str) -> Record:
+        """One line of what `--json` prints. Raises ValueError for anything else."""
+        found = json.loads(line)
+        try:
+            name, device, memory, route = (str(found[key]) for key in ("name", "device", "memory", "route"))
+            params = dict(found["params"])
+            figures = {str(name): (float(f["value"]), str(f["unit"])) for name, f in found["figures"].items()}
+            if not all(math.isfinite(value) for value, _ in figures.values()):
+                raise ValueError("a figure is no finite number")
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a record of a benchmark: {error!r}") from None
+        return cls(name, params, device, memory, route, figures)
+
     def json(self) -> str:
         return json.dumps(
             {
@@ -54,7 +93,7 @@ class Record:
 def console(*, stderr: bool = False) -> Console:
     """A console that does not cut tables to 80 columns where the output is a pipe or a file."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else 110
+    width = None if stream.isatty() else 130
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
@@ -85,31 +124,65 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], lef
 
 def records_tables(records: list[Record]) -> list[RenderableType]:
     """Records of one benchmark for people: what they have in common in a line, and below it a table. Neighbours with
-    the same figures are its rows; a record that stands alone has a row for each of its figures."""
+    the same figures are its rows, a baseline's beside the device's; a record that stands alone has a row for each of
+    its figures."""
     made: list[RenderableType] = []
-    kinds = itertools.groupby(records, lambda r: (tuple(r.figures), tuple(r.params), r.memory, r.route))
-    for (figures, params, memory, route), group in kinds:
+    several = len({record.device for record in records}) > 1
+    for _, group in itertools.groupby(records, _kind):
         rows = list(group)
+        params = [name for name in rows[0].params if name != "baseline"]
         common = [name for name in params if all(row.params[name] == rows[0].params[name] for row in rows)]
         said = [f"{name} {rows[0].params[name]}" for name in common]
-        scheme = rows[0].device.partition(":")[0]
-        transport = {"pci": "vfio"}.get(scheme, scheme)
-        # Whose it is, where a benchmark has several devices.
-        whose = [rows[0].device] if len({record.device for record in records}) > 1 else []
-        heading = ", ".join([*whose, *said, f"memory {memory}", f"transport {transport}", f"route {route}"])
-        if len(rows) > 1:
-            varied = [name for name in params if name not in common]
-            lines = [
-                [*(str(row.params[name]) for name in varied), *(number(value) for value, _ in row.figures.values())]
-                for row in rows
-            ]
-            made += [heading, table("", (*varied, *figures), lines)]
+        names = short_names(rows)
+        if len(names) > 1:  # what the table has by short names is told above it
+            made += [", ".join(said)] if said else []
+            whose = {names[row.device, row.baseline]: row for row in reversed(rows)}
+            made += [f"{name}: {whose[name].device}, {where(whose[name])}" for name in names.values()]
         else:
-            values = [(name, number(v), "" if unit == "1" else unit) for name, (v, unit) in rows[0].figures.items()]
-            single = table("", ("figure", "value", "unit"), values)
-            single.columns[2].justify = "left"
-            made += [heading, single]
+            made.append(", ".join([*([rows[0].device] if several else []), *said, where(rows[0])]))
+        made.append(_body(rows, [name for name in params if name not in common], names))
     return made
+
+
+def _kind(record: Record) -> tuple[object, ...]:
+    """What the rows of one table share."""
+    return tuple(record.figures), tuple(name for name in record.params if name != "baseline")
+
+
+def _body(rows: list[Record], varied: list[str], names: Mapping[tuple[str, str | None], str]) -> Table:
+    if len(rows) == 1:
+        values = [(name, number(v), "" if unit == "1" else unit) for name, (v, unit) in rows[0].figures.items()]
+        single = table("", ("figure", "value", "unit"), values)
+        single.columns[2].justify = "left"
+        return single
+    compared = len(names) > 1
+    lines = [
+        [
+            *([names[row.device, row.baseline]] if compared else []),
+            *(str(row.params[name]) for name in varied),
+            *(number(value) for value, _ in row.figures.values()),
+        ]
+        for row in rows
+    ]
+    return table("", (*(["device"] if compared else []), *varied, *rows[0].figures), lines)
+
+
+def where(record: Record) -> str:
+    """The three words for where bytes went (see docs/routes.md)."""
+    return f"memory {record.memory}, transport {record.transport}, route {record.route}"
+
+
+def short_names(records: Iterable[Record]) -> dict[tuple[str, str | None], str]:
+    """A word for each device and baseline of the records: what it is, with a number where others are the same."""
+    names: dict[tuple[str, str | None], str] = {}
+    words: list[str] = []
+    for record in records:
+        if (record.device, record.baseline) not in names:
+            word = record.transport if record.baseline in (None, "ugds") else str(record.baseline)
+            words.append(word)
+            count = words.count(word)
+            names[record.device, record.baseline] = word if count == 1 else f"{word} {count}"
+    return names
 
 
 def describe(error: Error) -> str:

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import ugds
-from ugds import _report, sizes
+from ugds import _report
 from ugds._report import CommandError
+from ugds.bench import _cli as bench_commands
 from ugds.host import _cli as host_commands
 
 DEVICES = """\
@@ -23,29 +24,6 @@ devices:
   pci:0000:65:00.0                  a controller on the bus, after `ugds bind`; ?ns=2 names a namespace
   vfio-user:/run/ssd                a controller that another process serves, such as `ugds serve`
 """
-
-
-def size(text: str) -> int:
-    try:
-        return sizes.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value <= 3600:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a number of seconds above 0, and 3600 at most')
-    return value
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -74,31 +52,6 @@ def info(arguments: argparse.Namespace) -> int:
         print(json.dumps(described.as_dict()))
     else:
         console.print(str(described), markup=False)
-    return 0
-
-
-def bench(arguments: argparse.Namespace) -> int:
-    from ugds import bench
-
-    measure = bench.BENCHMARKS[arguments.benchmark]
-    records = measure(arguments)
-    if arguments.json:
-        for record in records:
-            print(record.json())
-        return 0
-    console = _report.console()
-    device = records[0].device if records else arguments.device
-    several = len({record.device for record in records}) > 1
-    console.print(f"ugds bench {arguments.benchmark}{'' if several else f' on {device}'}", markup=False)
-    for part in _report.records_tables(records):
-        console.print(part)
-    if arguments.benchmark == "completion" and bench.was_crowded(records):
-        console.print(
-            "The polling thread did not have its processor for itself: other programs were running, and what they cost "
-            "is in these figures.\nRepeat the measurement on a quieter machine."
-        )
-    if device.startswith("emulated:"):
-        console.print(_report.EMULATED_NOTE)
     return 0
 
 
@@ -134,67 +87,6 @@ def _command(
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
-
-
-def _bench_commands(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-
-    sync = _command(
-        kinds,
-        "sync",
-        bench,
-        "synchronous reads and writes by request size and number of threads, and reads against memcpy",
-        "examples:\n"
-        "  ugds bench sync\n"
-        "  ugds bench sync --sizes 4KiB,1MiB --threads 1,2,4 --mode mixed\n"
-        "  ugds bench sync --json | grep ratio_to_memcpy\n\n"
-        "ratio_to_memcpy is the throughput of 1 MiB reads over that of memcpy of as many bytes between two buffers of\n"
-        "this process, in turn: at 1, a read of the emulated device costs no more than the copy that it has to make.",
-    )
-    sync.add_argument("--sizes", default="4KiB,64KiB,1MiB,16MiB", metavar="SIZE,…", help="4KiB to 64MiB (%(default)s)")
-    sync.add_argument("--threads", default="1,4", metavar="N,…", help="1 to 64 (%(default)s)")
-    sync.add_argument("--mode", choices=("read", "write", "mixed"), default="read", help="%(default)s is the default")
-    sync.add_argument("--seconds", type=seconds, default=0.3, help="for each measurement (%(default)s)")
-
-    sync.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
-
-    setup = _command(
-        kinds,
-        "setup",
-        bench,
-        "the time from nothing to the first byte: opening, registration and one read",
-        "examples:\n  ugds bench setup\n  ugds bench setup --processes 30 --json",
-    )
-    setup.add_argument("--processes", type=positive, default=10, help="fresh processes to measure in (%(default)s)")
-    setup.add_argument("--repetitions", type=positive, default=10, help="and openings in one process (%(default)s)")
-
-    overhead = _command(
-        kinds,
-        "overhead",
-        bench,
-        "what one 4 KiB read costs in the library and in Python, counted in instructions (needs valgrind)",
-        "examples:\n  ugds bench overhead\n  ugds bench overhead --calls 2000 --json\n\n"
-        "The device has pump=caller: it runs in the caller's thread, and its own instructions can be told apart:\n"
-        "sync_read_4k_instructions = sync_read_4k_total_instructions - emulator_turn_instructions.",
-    )
-    overhead.add_argument("--calls", type=positive, default=1000, help="reads to count over (%(default)s)")
-
-    completion = _command(
-        kinds,
-        "completion",
-        bench,
-        "polling against sleeping for interrupts: a read's time, and the share of a processor that it takes",
-        "examples:\n  ugds bench completion\n  ugds bench completion --json | grep interrupt_cpu_percent\n\n"
-        "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), "
-        "and\n1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
-    )
-    completion.add_argument("--seconds", type=seconds, default=1.0, help="for each way of waiting (%(default)s)")
-    completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
-    _json_option(completion)
-
-    for kind, default in ((sync, "emulated:1GiB"), (setup, "emulated:1GiB"), (overhead, "emulated:64MiB?pump=caller")):
-        kind.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
-        _json_option(kind)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -267,10 +159,11 @@ def parser() -> argparse.ArgumentParser:
         "bench",
         help="measure",
         description="Measures. Figure names are stable: what they are called today, they are called later.",
-        epilog="examples:\n  ugds bench sync\n  ugds bench setup --json\n  ugds bench overhead",
+        epilog=bench_commands.EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _bench_commands(benches)
+    kinds = benches.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    bench_commands.add_commands(functools.partial(_command, kinds))
     return top
 
 

@@ -6,27 +6,46 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ugds import _demo
-from ugds._report import CommandError, Record
+from ugds._report import Record
 
-
-def _writable(arguments: argparse.Namespace) -> str:
-    """The device that a benchmark may write to. Raises CommandError where it could lose data."""
-    uri: str = arguments.device
-    if not _demo.in_memory(uri) and not arguments.overwrite:
-        raise CommandError(
-            f"this benchmark writes to {uri}, which may hold data\n  what to do: add --overwrite if that data can go",
-            status=2,
-        )
-    return uri
+# What a benchmark needs is loaded by those who run it: this module is part of every command's start.
 
 
 def _sync(arguments: argparse.Namespace) -> list[Record]:
-    from ugds.bench import sync
+    from ugds.bench import load, sync, targets
+    from ugds.bench.figures import SYNC
 
-    sizes = sync.parse_sizes(arguments.sizes)
-    threads = sync.parse_threads(arguments.threads)
-    return sync.measure(_writable(arguments), sizes, threads, arguments.mode, arguments.seconds)
+    figure = SYNC.get(arguments.figure)
+    modes: tuple[str, ...] = figure.modes if figure else ("read",)
+    sizes = load.parse_sizes(arguments.sizes or (figure and _list(figure.sizes)) or "4KiB,64KiB,1MiB,16MiB")
+    numbers = arguments.threads or (figure and _list(figure.threads)) or "1,4"
+    threads = load.parse_numbers(numbers, "--threads", load.MOST_THREADS)
+    processes: int | None = arguments.processes or (figure.processes if figure else None)
+    with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
+        modes = (arguments.mode,) if arguments.mode else modes
+        return sync.measure(measured, modes, sizes, threads, arguments.seconds, processes)
+
+
+def _mixed(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import load, mixed, targets
+
+    sizes = load.parse_sizes(arguments.sizes)
+    threads = load.parse_numbers(arguments.threads, "--threads", load.MOST_THREADS)
+    with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
+        return mixed.measure(measured, arguments.read_percent, sizes, threads, arguments.seconds, arguments.processes)
+
+
+def _batch(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import batch_figures, load, targets
+    from ugds.bench.figures import BATCH
+
+    figure = BATCH[arguments.figure]
+    sizes = load.parse_sizes(arguments.sizes or _list(figure.sizes))
+    depths = load.parse_numbers(arguments.depths or _list(figure.depths), "--depths", 1024)
+    modes = (arguments.mode,) if arguments.mode else figure.modes
+    processes = arguments.processes or figure.processes
+    with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
+        return batch_figures.measure(measured, modes, sizes, depths, arguments.total or figure.total, processes)
 
 
 def _setup(arguments: argparse.Namespace) -> list[Record]:
@@ -47,6 +66,10 @@ def _completion(arguments: argparse.Namespace) -> list[Record]:
     return completion.measure(arguments.device, arguments.seconds)
 
 
+def _list(numbers: tuple[int, ...]) -> str:
+    return ",".join(map(str, numbers))
+
+
 def was_crowded(records: list[Record]) -> bool:
     """Whether a thread that polled, and so wanted all of a processor, did not get it."""
     return any(record.figures.get("polling_cpu_percent", (100.0, "%"))[0] < 90 for record in records)
@@ -54,6 +77,8 @@ def was_crowded(records: list[Record]) -> bool:
 
 BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "sync": _sync,
+    "mixed": _mixed,
+    "batch": _batch,
     "setup": _setup,
     "overhead": _overhead,
     "completion": _completion,

@@ -8,11 +8,14 @@ Imports are not counted: they are the interpreter's, and over before the clock s
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import mmap
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import ugds
 from ugds import _report
@@ -21,33 +24,49 @@ from ugds._report import CommandError, Record
 SIZE = 4096
 
 
-def first_read(uri: str) -> tuple[int, str, str]:
-    """Nanoseconds from just before `ugds.open` to the completed first read; memory and route of the registration."""
-    memory = mmap.mmap(-1, SIZE)
-    start = time.perf_counter_ns()
+@dataclass(frozen=True)
+class Stages:
+    """How long each took, in nanoseconds."""
+
+    open: int
+    register: int
+    read: int
+
+    @property
+    def total(self) -> int:
+        return self.open + self.register + self.read
+
+
+def first_read(uri: str) -> tuple[Stages, str, str]:
+    """From just before `ugds.open` to the completed first read; memory and route of the registration."""
+    memory, clock = mmap.mmap(-1, SIZE), time.perf_counter_ns
+    start = clock()
     device = ugds.open(uri)
+    opened = clock()
     # A server of another process reaches only memory that it can map.
     registration = ugds.empty(SIZE) if device.transport == "vfio-user" else ugds.register(memory)
+    registered = clock()
     device.read(registration)
-    end = time.perf_counter_ns()
+    end = clock()
     where = registration.memory, registration.route
     registration.close()
     device.close()
-    return end - start, *where
+    return Stages(opened - start, registered - opened, end - registered), *where
 
 
-def in_fresh_process(uri: str) -> int:
+def in_fresh_process(uri: str) -> Stages:
     done = subprocess.run([sys.executable, "-m", "ugds.bench.setup", uri], capture_output=True, text=True)
     if done.returncode != 0:
         raise CommandError(f"the measuring process failed:\n{done.stderr.strip()}")
-    return int(done.stdout)
+    return Stages(*json.loads(done.stdout))
 
 
 def measure(uri: str, processes: int, repetitions: int) -> list[Record]:
     # Says what is wrong with the device, where something is, before any process starts.
     _, memory, route = first_read(uri)
-    fresh = [in_fresh_process(uri) / 1e6 for _ in range(processes)]
-    again = [first_read(uri)[0] / 1e6 for _ in range(repetitions)]
+    fresh = [in_fresh_process(uri) for _ in range(processes)]
+    totals = [stages.total / 1e6 for stages in fresh]
+    again = [first_read(uri)[0].total / 1e6 for _ in range(repetitions)]
     return [
         Record(
             "setup",
@@ -56,8 +75,12 @@ def measure(uri: str, processes: int, repetitions: int) -> list[Record]:
             memory,
             route,
             {
-                "open_to_first_read_ms": (statistics.median(fresh), "ms"),
-                "open_to_first_read_max_ms": (max(fresh), "ms"),
+                "open_to_first_read_ms": (statistics.median(totals), "ms"),
+                "open_to_first_read_max_ms": (max(totals), "ms"),
+                "open_to_first_read_min_ms": (min(totals), "ms"),
+                "open_ms": (statistics.median(stages.open for stages in fresh) / 1e6, "ms"),
+                "register_ms": (statistics.median(stages.register for stages in fresh) / 1e6, "ms"),
+                "first_read_ms": (statistics.median(stages.read for stages in fresh) / 1e6, "ms"),
             },
         ),
         Record(
@@ -69,6 +92,7 @@ def measure(uri: str, processes: int, repetitions: int) -> list[Record]:
             {
                 "reopen_to_first_read_ms": (statistics.median(again), "ms"),
                 "reopen_to_first_read_max_ms": (max(again), "ms"),
+                "reopen_to_first_read_min_ms": (min(again), "ms"),
             },
         ),
     ]
@@ -76,6 +100,6 @@ def measure(uri: str, processes: int, repetitions: int) -> list[Record]:
 
 if __name__ == "__main__":
     try:
-        print(first_read(sys.argv[1])[0])
+        print(json.dumps(dataclasses.astuple(first_read(sys.argv[1])[0])))
     except ugds.Error as error:
         sys.exit(_report.describe(error))

@@ -5,143 +5,63 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 import ugds
-from ugds import sizes as units
-from ugds._core import Device, Registration
+from ugds._core import Device
 from ugds._report import CommandError, Record
+from ugds.bench.load import GIB, Load, Result
+from ugds.bench.targets import DeviceTarget, Target
+from ugds.bench.targets import measure as measure_loads
 
-_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
-SMALLEST, LARGEST = 4 * _KIB, 64 * _MIB
-MOST_THREADS = 64
 # Both sides of the comparison with memcpy go through the same amount of memory in the same order.
-COMPARED, STEP, PAIRS = 256 * _MIB, 1 * _MIB, 15
+STEP, PAIRS = 1 << 20, 15
+READ_PERCENT = {"read": 100, "write": 0, "mixed": 50}
 
 
-def parse_sizes(text: str) -> list[int]:
-    try:
-        found = [units.parse(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CommandError(f"--sizes: {error}", status=2) from None
-    for size in found:
-        if not SMALLEST <= size <= LARGEST or size % SMALLEST:
-            raise CommandError(f"--sizes: {size} is not a multiple of 4KiB from 4KiB to 64MiB", status=2)
-    return found
-
-
-def parse_threads(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= MOST_THREADS for part in parts):
-        raise CommandError(f'--threads: "{text}" is not a list of numbers from 1 to {MOST_THREADS}', status=2)
-    return [int(part) for part in parts]
-
-
-def measure(uri: str, sizes: list[int], threads: list[int], mode: str, seconds: float) -> list[Record]:
-    """A record for each size and number of threads, and one with `ratio_to_memcpy`. Writes to the device."""
-    with ugds.open(uri) as device:
-        span = min(device.capacity, COMPARED)
-        if span < LARGEST:
-            raise CommandError(f"{uri} holds less than {units.format(LARGEST)}, which this needs", status=2)
-        fill(device, span)
-        records = [point(device, span, size, count, mode, seconds) for size in sizes for count in threads]
-        records.append(ratio_to_memcpy(device, span))
+def measure(
+    targets: Sequence[Target],
+    modes: Sequence[str],
+    sizes: Sequence[int],
+    threads: Sequence[int],
+    seconds: float,
+    processes: int | None = None,
+) -> list[Record]:
+    """A record for each mode, size, number of threads and target, the measured device's first: of this process, or the
+    median of fresh ones. And one with `ratio_to_memcpy`, of this process alone. Writes to the device."""
+    points = [(mode, Load(READ_PERCENT[mode], size, t, seconds)) for mode in modes for size in sizes for t in threads]
+    found = measure_loads(targets, [load for _, load in points], processes)
+    records = [
+        _record(target, mode, load, result, processes)
+        for (mode, load), results in zip(points, found, strict=True)
+        for target, result in zip(targets, results, strict=True)
+    ]
+    ours = targets[0]
+    if processes is None and isinstance(ours, DeviceTarget):
+        records.append(ratio_to_memcpy(ours.device, ours.span))
     return records
 
 
-def fill(device: Device, span: int) -> None:
-    """Random bytes, so that every page of the device is its own memory and no copy is of zeros."""
-    with ugds.empty(16 * _MIB) as registration:  # what every transport can reach
-        data = np.frombuffer(memoryview(registration), np.uint8)
-        data[:] = np.random.default_rng(1).integers(0, 256, data.size, np.uint8)
-        for offset in range(0, span, data.size):
-            data[: 8 * _KIB] = offset >> 24 & 0xFF
-            device.write(registration, offset, min(data.size, span - offset))
-        del data
-    device.flush()
-
-
-@dataclass
-class _Worker:
-    """One thread's requests: sequential through its own part of the device."""
-
-    device: Device
-    buffer: Registration
-    start: int
-    length: int
-    size: int
-    mode: str
-    latencies: list[int]
-    error: BaseException | None = None
-
-    def run(self, gate: threading.Barrier, deadline: list[float]) -> None:
-        try:
-            gate.wait()
-            self._run(deadline[0])
-        except BaseException as error:  # reported by the thread that waits for this one
-            self.error = error
-
-    def _run(self, deadline: float) -> None:
-        device, buffer, size, clock = self.device, self.buffer, self.size, time.perf_counter_ns
-        write = {"read": (False,), "write": (True,), "mixed": (False, True)}[self.mode]
-        end, offset, turn, latencies = int(deadline * 1e9), self.start, 0, self.latencies
-        before = clock()
-        while before < end or not latencies:
-            if write[turn % len(write)]:
-                device.write(buffer, offset, size)
-            else:
-                device.read(buffer, offset, size)
-            after = clock()
-            latencies.append(after - before)
-            before = after
-            turn += 1
-            offset += size
-            if offset + size > self.start + self.length:
-                offset = self.start
-
-
-def point(device: Device, span: int, size: int, threads: int, mode: str, seconds: float) -> Record:
-    part = max(size, span // threads // size * size)
-    buffers = [ugds.empty(size) for _ in range(threads)]
-    try:
-        workers = [
-            _Worker(device, buffer, index * part % max(size, span - part + 1) // size * size, part, size, mode, [])
-            for index, buffer in enumerate(buffers)
-        ]
-        deadline: list[float] = [0.0]
-        started: list[int] = []
-
-        def release() -> None:
-            started.append(time.perf_counter_ns())
-            deadline[0] = started[0] / 1e9 + seconds
-
-        gate = threading.Barrier(threads, release)
-        running = [threading.Thread(target=worker.run, args=(gate, deadline)) for worker in workers]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        elapsed = (time.perf_counter_ns() - started[0]) / 1e9
-        for worker in workers:
-            if worker.error is not None:
-                raise worker.error
-        latencies = np.concatenate([worker.latencies for worker in workers])
-        p50, p99 = np.percentile(latencies, [50, 99]) / 1000
-        figures = {
-            "gib_per_s": (latencies.size * size / elapsed / _GIB, "GiB/s"),
-            "requests_per_s": (latencies.size / elapsed, "1/s"),
-            "p50_us": (float(p50), "us"),
-            "p99_us": (float(p99), "us"),
-        }
-        params = {"mode": mode, "size": size, "threads": threads}
-        return Record("sync", params, device.uri, buffers[0].memory, buffers[0].route, figures)
-    finally:
-        for buffer in buffers:
-            buffer.close()
+def _record(target: Target, mode: str, load: Load, result: Result, processes: int | None) -> Record:
+    every = result.every
+    figures = {
+        "gib_per_s": (every.gib_per_s, "GiB/s"),
+        "requests_per_s": (every.requests_per_s, "1/s"),
+        "p50_us": (every.p50_us, "us"),
+        "p99_us": (every.p99_us, "us"),
+        "mean_us": (every.mean_us, "us"),
+    }
+    params = {
+        "mode": mode,
+        "size": load.size,
+        "threads": load.threads,
+        **({} if processes is None else {"processes": processes}),
+        **({} if target.kind is None else {"baseline": target.kind}),
+    }
+    return Record("sync", params, target.uri, result.memory, result.route, figures)
 
 
 def ratio_to_memcpy(device: Device, span: int) -> Record:
@@ -190,7 +110,7 @@ def ratio_to_memcpy(device: Device, span: int) -> Record:
             if not np.array_equal(view, target):
                 raise CommandError(f"{device.uri}: what was read at byte {offset} is not what was written")
         del view
-        total = len(steps) * STEP / _GIB * 1e9
+        total = len(steps) * STEP / GIB * 1e9
         figures = {
             "ratio_to_memcpy": (statistics.median(copied / taken for taken, copied in pairs), "1"),
             "read_gib_per_s": (total / statistics.median(taken for taken, _ in pairs), "GiB/s"),

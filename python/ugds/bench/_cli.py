@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ugds bench …`. What a benchmark needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ugds import _report, sizes
+from ugds.bench.figures import BATCH, COMPLETION, SETUP, SETUP_PROCESSES, SYNC
+
+MakeCommand = Callable[..., argparse.ArgumentParser]
+
+EXAMPLES = """\
+examples:
+  ugds bench sync
+  ugds bench setup --json
+  ugds bench overhead
+  ugds bench sync --figure 4 --baseline io_uring:/var/tmp/baseline --json >> figures.jsonl
+  ugds bench report figures.jsonl --out report
+
+docs/benchmarks.md has every benchmark, its parameters and its figures."""
+
+
+def size(text: str) -> int:
+    try:
+        return sizes.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
+    return int(text)
+
+
+def percent(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 99:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a whole number from 1 to 99; reads or writes alone are `ugds bench sync`'
+        )
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number of seconds above 0, and 3600 at most')
+    return value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ugds import bench
+
+    records = bench.BENCHMARKS[arguments.benchmark](arguments)
+    if arguments.json:
+        for record in records:
+            print(record.json())
+        return 0
+    console = _report.console()
+    device = records[0].device if records else arguments.device
+    several = len({record.device for record in records}) > 1
+    console.print(f"ugds bench {arguments.benchmark}{'' if several else f' on {device}'}", markup=False)
+    for part in _report.records_tables(records):
+        console.print(part)
+    if arguments.benchmark == "completion" and bench.was_crowded(records):
+        console.print(
+            "The polling thread did not have its processor for itself: other programs were running, and what they cost "
+            "is in these figures.\nRepeat the measurement on a quieter machine."
+        )
+    for note in _report.notes(records):
+        console.print(note)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from ugds.bench import report
+
+    made = report.make(arguments.files, arguments.out)
+    for chart in made.charts:
+        print(
+            json.dumps({"chart": chart.name, "title": chart.title, "file": str(chart.file)})
+            if arguments.json
+            else chart.file
+        )
+    if not arguments.json:
+        print(made.page)
+    return 0
+
+
+def add_commands(command: MakeCommand) -> None:
+    """Adds the benchmarks; `command(name, run, summary, epilog)` makes one."""
+    _sync(command)
+    _mixed(command)
+    _batch(command)
+    _others(command)
+    made = command(
+        "report",
+        report,
+        "draw every figure that there is data for, as PNG files and one page",
+        "examples:\n"
+        "  ugds bench sync --figure 6 --baseline posix:/var/tmp/baseline --json > sync.jsonl\n"
+        "  ugds bench report sync.jsonl --out report\n"
+        "  ugds bench setup --json | ugds bench report --out report\n\n"
+        "Needs matplotlib: pip install 'ugds[report]'. The page, index.html, holds all it shows.",
+    )
+    made.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="what `--json` printed (standard input; also by -)"
+    )
+    made.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="made if it is not there")
+    _json_option(made)
+
+
+def _sync(command: MakeCommand) -> None:
+    made = command(
+        "sync",
+        run,
+        "synchronous reads and writes by request size and number of threads, and reads against memcpy",
+        "examples:\n"
+        "  ugds bench sync\n"
+        "  ugds bench sync --sizes 4KiB,1MiB --threads 1,2,4 --mode mixed\n"
+        "  ugds bench sync --figure 6 --baseline posix:/var/tmp/baseline --baseline io_uring:/var/tmp/baseline\n"
+        "  ugds bench sync --json | grep ratio_to_memcpy\n\n"
+        "ratio_to_memcpy is the throughput of 1 MiB reads over that of memcpy of as many bytes between two buffers of\n"
+        "this process, in turn: at 1, a read of the emulated device costs no more than the copy that it makes.\n\n"
+        "--figure N takes the parameters of a figure of the uGDS paper: 4 (read bandwidth), 5 (write bandwidth), 6\n"
+        "(latencies of both), 7 (writes of 64 threads). Options beside it narrow it.\n\n" + BASELINES,
+    )
+    made.add_argument(
+        "--figure", type=int, choices=tuple(SYNC), metavar="N", help="4 to 7: the parameters of that figure"
+    )
+    made.add_argument("--sizes", metavar="SIZE,…", help="4KiB to 64MiB (4KiB,64KiB,1MiB,16MiB)")
+    made.add_argument("--threads", metavar="N,…", help="1 to 64 (1,4)")
+    made.add_argument("--mode", choices=("read", "write", "mixed"), help="read is the default")
+    _load_options(made)
+
+
+def _mixed(command: MakeCommand) -> None:
+    made = command(
+        "mixed",
+        run,
+        "reads and writes together, by their ratio, request size and number of threads",
+        "examples:\n"
+        "  ugds bench mixed\n"
+        "  ugds bench mixed --read-percent 50 --sizes 16KiB --threads 1,8\n"
+        "  ugds bench mixed --baseline io_uring:/var/tmp/baseline --json\n\n" + BASELINES,
+    )
+    made.add_argument(
+        "--read-percent", type=percent, default=70, metavar="N", help="of the requests, 1 to 99 (%(default)s)"
+    )
+    made.add_argument("--sizes", default="4KiB,64KiB", metavar="SIZE,…", help="4KiB to 64MiB (%(default)s)")
+    made.add_argument("--threads", default="1,4", metavar="N,…", help="1 to 64 (%(default)s)")
+    _load_options(made)
+
+
+def _batch(command: MakeCommand) -> None:
+    made = command(
+        "batch",
+        run,
+        "batches by request size and requests a batch, the first batch told apart, in fresh processes",
+        "examples:\n"
+        "  ugds bench batch --figure 10\n"
+        "  ugds bench batch --sizes 4KiB --depths 1,128 --mode read\n"
+        "  ugds bench batch --figure 8 --baseline io_uring:/var/tmp/baseline --json\n\n"
+        "--figure N takes the parameters of a figure of the uGDS paper: 8 (reads), 9 (writes), 10 (the first batch\n"
+        "against the following ones, of 128 KiB requests), 11 (both without the first batch). Options beside it\n"
+        "narrow it.\n\n" + BASELINES,
+    )
+    made.add_argument("--figure", type=int, choices=tuple(BATCH), default=11, metavar="N", help="8 to 11 (%(default)s)")
+    made.add_argument("--sizes", metavar="SIZE,…", help="of requests (4KiB to 128KiB)")
+    made.add_argument("--depths", metavar="N,…", help="requests a batch (1 to 128)")
+    made.add_argument("--mode", choices=("read", "write"), help="both are the default, where the figure has both")
+    made.add_argument("--total", type=size, metavar="SIZE", help="moved by each process (64MiB)")
+    made.add_argument("--processes", type=positive, metavar="N", help="of which each figure is the median (3)")
+    _target_options(made)
+
+
+def _others(command: MakeCommand) -> None:
+    setup = command(
+        "setup",
+        run,
+        "the time from nothing to the first byte: opening, registration and one read",
+        "examples:\n  ugds bench setup\n  ugds bench setup --processes 30 --json\n  ugds bench setup --figure 3",
+    )
+    setup.add_argument(
+        "--figure", type=int, choices=(SETUP,), metavar="N", help=f"{SETUP}: the defaults are that figure's"
+    )
+    setup.add_argument(
+        "--processes", type=positive, default=SETUP_PROCESSES, help="fresh processes to measure in (%(default)s)"
+    )
+    setup.add_argument("--repetitions", type=positive, default=10, help="and openings in one process (%(default)s)")
+    _device_option(setup, "emulated:1GiB")
+
+    overhead = command(
+        "overhead",
+        run,
+        "what one 4 KiB read costs in the library and in Python, counted in instructions (needs valgrind)",
+        "examples:\n  ugds bench overhead\n  ugds bench overhead --calls 2000 --json\n\n"
+        "The device has pump=caller: it runs in the caller's thread, and its own instructions can be told apart:\n"
+        "sync_read_4k_instructions = sync_read_4k_total_instructions - emulator_turn_instructions.",
+    )
+    overhead.add_argument("--calls", type=positive, default=1000, help="reads to count over (%(default)s)")
+    _device_option(overhead, "emulated:64MiB?pump=caller")
+
+    completion = command(
+        "completion",
+        run,
+        "polling against sleeping for interrupts: a read's time, and the share of a processor that it takes",
+        "examples:\n  ugds bench completion\n  ugds bench completion --json | grep interrupt_cpu_percent\n"
+        "  ugds bench completion --figure 14\n\n"
+        "4 KiB reads of an emulated device with 10 us of latency (polling_speedup: how much longer sleeping takes), "
+        "and\n1 MiB reads of one with 230 us (interrupt_cpu_percent: of one processor, by the reading thread).",
+    )
+    completion.add_argument(
+        "--figure", type=int, choices=(COMPLETION,), metavar="N", help=f"{COMPLETION}: the defaults are that figure's"
+    )
+    completion.add_argument("--seconds", type=seconds, default=1.0, help="for each way of waiting (%(default)s)")
+    completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
+    _json_option(completion)
+
+
+BASELINES = """\
+--baseline WHAT, which can be repeated, measures the same on something else, and puts it beside:
+  posix:/path/of/a/file            pread and pwrite, by fio; O_DIRECT where the file system has it (route direct), and
+                                   else through the page cache (route buffered)
+  io_uring:/path/of/a/file?depth=8 the same by io_uring, with so many requests in flight a thread (1)
+  emulated:1GiB?queues=1           or any other device
+A file that does not exist is made (?size=1GiB, or 256 MiB), and removed at the end. One that exists is read, and
+written only with --overwrite."""
+
+
+def _load_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=seconds, default=0.3, help="for each measurement (%(default)s)")
+    parser.add_argument(
+        "--processes", type=positive, metavar="N", help="fresh processes, of which each figure is the median (none)"
+    )
+    _target_options(parser)
+
+
+def _target_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--baseline", action="append", default=[], metavar="WHAT", help="measure this as well, beside the device"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="allow devices and files that may hold data: it is lost"
+    )
+    _device_option(parser, "emulated:1GiB")
+
+
+def _device_option(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
+    _json_option(parser)
+
+
+def _json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")

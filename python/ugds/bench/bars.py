@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bars: what the project promises of its figures. Tests hold it to them, and reports draw them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bar(NamedTuple):
+    limit: float
+    at_most: bool = True  #: or at least
+    on: str = "emulated:"  #: what the URI of a device has in it for which this is promised
+
+    def holds(self, value: float) -> bool:
+        return value <= self.limit if self.at_most else value >= self.limit
+
+    def __str__(self) -> str:
+        return f"{'at most' if self.at_most else 'at least'} {self.limit:g}"
+
+
+#: By the name of the figure, in its unit.
+BARS: dict[str, Bar] = {
+    "sync_read_4k_instructions": Bar(400),
+    "python_extra_instructions": Bar(1500),
+    "python_extra_us": Bar(1.5),
+    "open_to_first_read_ms": Bar(5),
+    "ratio_to_memcpy": Bar(0.8, at_most=False, on="pump=caller"),
+    "interrupt_cpu_percent": Bar(10),
+}
+
+
+def bar_of(figure: str, device: str) -> Bar | None:
+    """What is promised of a figure of that device, if anything."""
+    bar = BARS.get(figure)
+    return bar if bar is not None and bar.on in device else None
