@@ -98,31 +98,39 @@ int status_of(const Done& done) {
 class Requests {
  public:
   Requests(const uGDSIOParams_t* params, Reference& buffer) : params_(params), buffer_(&buffer) {}
-  Wanted operator()(std::size_t i) {
+
+  const Reference& begin_run(std::size_t i) {
+    *buffer_ = Registry::instance().find(params_[i].base);
+    // What is not registered is a run of its own.
+    begin_ = *buffer_ ? buffer_->address : reinterpret_cast<std::uintptr_t>(params_[i].base);
+    size_ = *buffer_ ? buffer_->size : 1;
+    return *buffer_;
+  }
+  const Reference& buffer() const { return *buffer_; }
+  bool same_buffer(std::size_t i) const { return reinterpret_cast<std::uintptr_t>(params_[i].base) - begin_ < size_; }
+  Wanted operator()(std::size_t i) const {
     const uGDSIOParams_t& p = params_[i];
-    const auto base = reinterpret_cast<std::uintptr_t>(p.base);
-    if (base - begin_ >= size_) [[unlikely]]
-      find(p.base);
-    return {.buffer = buffer_,
-            .version = version_,
-            .offset = static_cast<std::uint64_t>(p.file_offset),
-            .size = (p.opcode & ~1) == 0 ? p.size : 0,  // malformed, as a size of 0 is: see is_malformed
-            .buffer_offset = base - begin_ + static_cast<std::uint64_t>(p.buf_offset),
-            .cookie = reinterpret_cast<std::uintptr_t>(p.cookie),
-            .opcode = p.opcode == 0 ? Opcode::read : Opcode::write};
+    return {
+        .offset = static_cast<std::uint64_t>(p.file_offset),
+        .size = p.size,
+        .buffer_offset = reinterpret_cast<std::uintptr_t>(p.base) - begin_ + static_cast<std::uint64_t>(p.buf_offset),
+        .cookie = reinterpret_cast<std::uintptr_t>(p.cookie),
+        .write = static_cast<std::uint32_t>(p.opcode)};
   }
 
  private:
-  void find(const void* base) {
-    *buffer_ = Registry::instance().find(base);
-    begin_ = buffer_->address;
-    size_ = buffer_->size;
-    ++version_;
-  }
-
   const uGDSIOParams_t* params_;
   Reference* buffer_;
-  std::uint64_t begin_ = 0, size_ = 0, version_ = 1;
+  std::uint64_t begin_ = 0, size_ = 0;
+};
+
+/// Results as C programs take them.
+struct Events {
+  uGDSIOEvents_t* next;
+  void operator()(const Done& done) {
+    *next++ = {reinterpret_cast<void*>(static_cast<std::uintptr_t>(done.cookie)), status_of(done), done.result};
+    if (done.error != nullptr) last_error() = *done.error;
+  }
 };
 
 ssize_t transfer_vector(Opcode opcode, uGDSHandle_t fh, const struct iovec* vector, int count, off_t file_offset) {
@@ -213,11 +221,7 @@ uGDSError_t uGDSBatchIOGetStatus(uGDSBatchHandle_t batch, unsigned min_nr, unsig
   Batch* const one = handle ? handle->batch(name.batch.slot) : nullptr;
   if (one == nullptr) return refuse_closed(name, handle);
   const unsigned most = *nr != 0 ? *nr : one->capacity();
-  uGDSIOEvents_t* next = events;
-  const std::int64_t found = one->collect(name.batch.generation, min_nr, most, limit, {}, [&](const Done& done) {
-    *next++ = {reinterpret_cast<void*>(static_cast<std::uintptr_t>(done.cookie)), status_of(done), done.result};
-    if (done.error != nullptr) last_error() = *done.error;
-  });
+  const std::int64_t found = one->collect(name.batch.generation, min_nr, most, limit, {}, Events{events});
   if (found == Batch::kClosed) return refuse_closed(name, handle);
   *nr = static_cast<unsigned>(found);
   return answer(UGDS_SUCCESS);

@@ -53,18 +53,9 @@ std::uint32_t Batch::open(std::uint32_t capacity, Priority priority) {
   for (std::uint32_t i = 0; i < capacity; ++i) {
     entries[i].list = &finished_;
     entries[i].on_idle = queue::OnIdle::tell;
-    entries[i].later = i + 1 < capacity ? &entries[i + 1] : nullptr;
+    entries[i].next = i + 1 < capacity ? &entries[i + 1] : nullptr;
   }
   acquire();
-  if (finished_room_ < capacity) {  // outside of close() nothing is in the list
-    try {
-      finished_.reserve(capacity);
-      finished_room_ = capacity;
-    } catch (...) {
-      pair_.release();
-      throw;
-    }
-  }
   entries_ = std::move(entries);
   capacity_ = capacity;
   free_ = &entries_[0];
@@ -98,9 +89,9 @@ std::uint64_t Batch::outstanding(std::uint32_t generation) {
   return count;
 }
 
-Batch::Run Batch::begin_run(const Wanted& w, std::uint32_t position) {
-  Run run{.version = w.version, .begun = position};
-  const memory::Reference& buffer = *w.buffer;
+/// Holds the registration, where there is one: its user gives that back when the commands are counted.
+Batch::Run Batch::begin_run(const memory::Reference& buffer) {
+  Run run;
   if (!buffer || buffer.readonly || memory::hold(pair_.ledger(), buffer) != memory::Hold::held) return run;
   run.registration = buffer.registration->index();
   run.pages = buffer.registration->pages(handle_.geometry().number);
@@ -109,19 +100,13 @@ Batch::Run Batch::begin_run(const Wanted& w, std::uint32_t position) {
   return run;
 }
 
-/// Before anything is rung: the commands' own holds, and then the run's goes.
-void Batch::end_run(const Run& run, std::uint32_t position) {
-  if (run.registration == memory::Ledger::kNone) return;
-  pair_.ledger().add(run.registration, position - run.begun);
-  pair_.ledger().remove(run.registration);
-}
-
 /// A request that does not go to the ring as it comes: refused, or put in order.
-void Batch::accept(Entry& entry, const Wanted& w) {
+void Batch::accept(Entry& entry, const Wanted& w, const memory::Reference& buffer) {
   Transfer& t = entry.transfer;
-  t = {.opcode = w.opcode, .buffer = *w.buffer, .offset = w.offset, .size = w.size, .buffer_offset = w.buffer_offset};
+  t = {.opcode = w.opcode(), .buffer = buffer, .offset = w.offset, .size = w.size, .buffer_offset = w.buffer_offset};
   t.durable = w.durable;
   entry.cookie = w.cookie;
+  entry.wrote = 2;
   entry.staged = 0;
   const Refusal refusal = check_transfer(handle_.geometry(), t);
   if (refusal != Refusal::none || t.size == 0) return end(entry, refusal);
@@ -268,6 +253,7 @@ std::int64_t Batch::cancel(std::uint32_t generation) {
 
 void Batch::explain(Entry& entry, Error& error) {
   if (large_.first == &entry) large_.pop();  // a piece of it failed before all were staged
+  if (entry.wrote <= 1) entry.transfer.opcode = entry.wrote != 0 ? Opcode::write : Opcode::read;
   error = describe(handle_, entry.transfer, entry, entry.refusal);
   entry.failed_at = queue::kNoFailure;
   entry.stopped = entry.expired = false;

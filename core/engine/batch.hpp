@@ -25,13 +25,16 @@ namespace ugds::engine {
 /// Most requests of one batch that may be submitted and not yet collected.
 inline constexpr std::uint32_t kMaxBatchCapacity = 1u << 20;
 
-/// A request as it is submitted: Transfer's fields, but for the registration, which neighbours mostly share.
+/// A request as it is submitted: Transfer's fields, with the registration that begin_run gave.
 struct Wanted {
-  const memory::Reference* buffer = nullptr;
-  std::uint64_t version = 0;  ///< of what `buffer` refers to: changes when that does, and is not 0
   std::uint64_t offset = 0, size = 0, buffer_offset = 0, cookie = 0;
-  nvme::Opcode opcode = nvme::Opcode::read;
+  std::uint64_t write = 0;  ///< 0 or 1; any other number is malformed
   bool durable = false;
+
+  nvme::Opcode opcode() const {
+    static_assert(static_cast<int>(nvme::Opcode::read) == 2 && static_cast<int>(nvme::Opcode::write) == 1);
+    return static_cast<nvme::Opcode>(2 - write);
+  }
 };
 
 /// What became of one request of a batch.
@@ -58,18 +61,21 @@ class Batch {
   static constexpr std::int64_t kClosed = -1, kFull = -2, kMalformed = -3;
 
   /// Takes up to `count` requests, as many as there is capacity for, and gives the device what it has room for; never
-  /// waits. `wanted(i)` is the i-th, as a Wanted. A request that breaks a rule is taken too, and its error is
-  /// collected. Returns how many were taken, or kClosed; with `all`, kFull where there is not capacity for every one.
-  /// `malformed(i)` is asked, from some i on, where something is not as most requests are: true undoes the whole
-  /// submission, and kMalformed is returned.
-  template <class Get, class Malformed>
-  std::int64_t submit(std::uint32_t generation, std::size_t count, bool all, Get wanted, Malformed&& malformed);
+  /// waits. A request that breaks a rule is taken too, and its error is collected. Returns how many were taken, or
+  /// kClosed; with `all`, kFull where there is not capacity for every one.
+  ///
+  /// `requests` is copied and asked by number: `begin_run(i)` for the registration of the i-th, `same_buffer(i)`
+  /// whether the i-th is of that one too, `requests(i)` for a Wanted. `malformed(i)` is asked, from some i on, where
+  /// something is not as most requests are: true undoes the whole submission, and kMalformed is returned.
+  template <class Requests, class Malformed>
+  std::int64_t submit(std::uint32_t generation, std::size_t count, bool all, Requests requests, Malformed&& malformed);
 
   /// Waits until `least` results are there, all that can come have, or for `limit_ns`, and hands up to `most` of them
-  /// to `sink(const Done&)`. `interrupt` ends it early. Returns how many, or kClosed.
+  /// to `sink(const Done&)`, which is copied and must be cheap to copy. `interrupt` ends it early. Returns how many, or
+  /// kClosed.
   template <class Sink>
   std::int64_t collect(std::uint32_t generation, std::size_t least, std::size_t most, std::uint64_t limit_ns,
-                       const Interrupt& interrupt, Sink&& sink);
+                       const Interrupt& interrupt, Sink sink);
 
   /// Goes on until every request that was taken has been given to the device, or has failed; false: interrupted.
   bool settle(std::uint32_t generation, const Interrupt& interrupt);
@@ -86,8 +92,10 @@ class Batch {
     Transfer transfer;
     std::uint64_t cookie = 0;
     std::uint64_t staged = 0;  ///< bytes
-    Entry* later = nullptr;    ///< of the free ones, or of those that wait
+    Entry* later = nullptr;    ///< of those that wait for room; the free ones are linked by `next`
+    Entry* follower() const { return static_cast<Entry*>(next); }
     Refusal refusal = Refusal::none;
+    std::uint8_t wrote = 2;  ///< 0 or 1: it went the short way, and this stands for the transfer's opcode
   };
   /// Neighbouring requests of one registration, held once for all of them: see below.
   struct Run;
@@ -108,13 +116,19 @@ class Batch {
 
   void acquire();
   bool owns(std::uint32_t generation) const { return generation == generation_; }
-  void accept(Entry& entry, const Wanted& wanted);
+  void accept(Entry& entry, const Wanted& wanted, const memory::Reference& buffer);
   bool goes_fast() const {
     return handle_.state() == State::ready && small_.first == nullptr && priority_ != Priority::background &&
            !handle_.scheduler().background_writes() && handle_.geometry().chunk >= nvme::kPageSize;
   }
-  [[gnu::cold]] Run begin_run(const Wanted& wanted, std::uint32_t position);
-  [[gnu::cold]] void end_run(const Run& run, std::uint32_t position);
+  [[gnu::noinline]] Run begin_run(const memory::Reference& buffer);
+  template <class Requests>
+  std::size_t stage_run(queue::QueuePair::Burst& burst, const Run& run, Requests requests, std::size_t from,
+                        std::size_t most, Entry*& next);
+  template <class Sink>
+  std::size_t hand_out(std::size_t most, Sink& sink);
+  template <class Sink>
+  Sink hand_out_failed(Entry& entry, Sink sink);
   bool is_done() const { return taken_ == finished_.count(); }
   void end(Entry& entry, Refusal refusal);
   bool pump();
@@ -136,7 +150,6 @@ class Batch {
   std::uint32_t capacity_ = 0;
   Entry* free_ = nullptr;
   queue::Finished finished_;
-  std::uint32_t finished_room_ = 0;
   std::uint64_t taken_ = 0;  ///< ever
   Backlog small_, large_;
   std::uint64_t large_staged_ = 0;  ///< large requests of which something was staged, ever
@@ -148,56 +161,75 @@ class Batch {
 /// Requests of one registration that follow each other: it is held and its addresses are found once for all of them.
 struct Batch::Run {
   const std::uint64_t* pages = nullptr;
-  std::uint64_t version = 0;  ///< as in Wanted
-  std::uint64_t first = 0;    ///< of its first byte, in its first page
-  std::uint64_t end = 0;      ///< before this a request may begin: a page's length before the last byte; 0: not held
+  std::uint64_t first = 0;  ///< of its first byte, in its first page
+  std::uint64_t end = 0;    ///< before this a request may begin: a page's length before the last byte; 0: not held
   std::uint32_t registration = memory::Ledger::kNone;
-  std::uint32_t begun = 0;  ///< the burst's position
 };
 
-template <class Get, class Malformed>
-std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all, Get wanted, Malformed&& malformed) {
+/// Stages the `most` requests from `from` on, or those before the first that is not of the run's registration and
+/// within a page, or breaks a rule. `most` does not go beyond where a ring wraps. At the very ends of the device and of
+/// the registration it may say no to what is allowed: that goes the long way. Returns how many were staged; `next` is
+/// the next free entry.
+template <class Requests>
+std::size_t Batch::stage_run(queue::QueuePair::Burst& burst, const Run& run, Requests requests, std::size_t from,
+                             std::size_t most, Entry*& next) {
   constexpr std::uint64_t kPage = nvme::kPageSize;
   const Handle::Geometry& g = handle_.geometry();
+  const std::uint64_t last = g.capacity - std::min(g.capacity, kPage), mask = g.block_mask;
+  const std::uint32_t shift = g.block_shift, registration = run.registration;
+  const std::uint64_t first = run.first, end = run.end;
+  const std::uint64_t* const pages = run.pages;
+  queue::QueuePair::Burst::Stretch stretch(burst, most);
+  Entry* entry = next;
+  for (; !stretch.full(); ++from) {
+    const Wanted w = requests(from);
+    // What lies in one of the memory's pages lies in one of the controller's. A size of 0 wraps to the largest.
+    const std::uint64_t at = first + w.buffer_offset, in_page = at & (kPage - 1), rest = w.size - 1;
+    if (w.buffer_offset >= end || ((in_page + rest) | rest) >= kPage || w.offset > last ||
+        (((w.offset | w.size) & mask) | (at & 3) | (w.write & ~std::uint64_t{1})) != 0) [[unlikely]]
+      break;
+    entry->cookie = w.cookie;
+    entry->wrote = static_cast<std::uint8_t>(w.write);
+    entry->transfer.offset = w.offset;
+    entry->transfer.size = w.size;
+    const auto bytes = static_cast<std::uint32_t>(w.size);
+    stretch.stage(*entry, w.write, Lba(w.offset >> shift), bytes >> shift, w.durable ? nvme::kForceUnitAccess : 0,
+                  pages[at >> nvme::kPageShift] + in_page, bytes, registration);
+    entry = entry->follower();
+  }
+  next = entry;
+  return stretch.commit(burst);
+}
+
+template <class Requests, class Malformed>
+std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all, Requests requests,
+                           Malformed&& malformed) {
   acquire();
-  if (!owns(generation) || (all && count > capacity_ - (taken_ - finished_.taken()))) [[unlikely]] {
+  const std::size_t room = capacity_ - static_cast<std::size_t>(taken_ - finished_.taken());
+  if (!owns(generation) || (all && count > room)) [[unlikely]] {
     const std::int64_t why = owns(generation) ? kFull : kClosed;
     pair_.release();
     return why;
   }
+  const std::size_t total = std::min(count, room);
   // Requests within a page that nobody is before go to the ring as they come.
-  const bool fast = goes_fast();
+  queue::QueuePair::Burst burst(pair_, ticks(), handle_.geometry().namespace_id);
+  const std::uint32_t start = burst.position();
+  const std::uint32_t last = start + (goes_fast() ? burst.room() : 0);
   Entry* next = free_;
   std::size_t taken = 0;
   bool asked = false, refused = false;
-  std::uint32_t staged;
-  {
-    queue::QueuePair::Burst burst(pair_, ticks(), fast);
-    const std::uint32_t start = burst.position(), nsid = g.namespace_id, shift = g.block_shift;
-    const std::uint64_t capacity = g.capacity, mask = g.block_mask;
-    Run run;
-    for (; taken < count && next != nullptr; ++taken) {
-      Entry& entry = *next;
-      const Wanted w = wanted(taken);
-      if (w.version != run.version) [[unlikely]] {
-        end_run(run, burst.position());
-        run = begin_run(wanted(taken), burst.position());
-      }
-      const std::uint64_t at = run.first + w.buffer_offset, in_page = at & (kPage - 1);
-      // A size of 0 wraps to the largest. What lies in one of the memory's pages lies in one of the controller's.
-      if (w.size - 1 < kPage && in_page + w.size <= kPage && (((w.offset | w.size) & mask) | (at & 3)) == 0 &&
-          w.offset <= capacity - w.size && w.buffer_offset < run.end && burst.has_room()) [[likely]] {
-        next = entry.later;
-        entry.cookie = w.cookie;
-        entry.transfer.opcode = w.opcode;
-        entry.transfer.offset = w.offset;
-        entry.transfer.size = w.size;
-        const auto bytes = static_cast<std::uint32_t>(w.size);
-        burst.stage(entry, w.opcode, nsid, Lba(w.offset >> shift), bytes >> shift,
-                    w.durable ? nvme::kForceUnitAccess : 0, run.pages[at >> nvme::kPageShift] + in_page, bytes,
-                    run.registration);
-        continue;
-      }
+  while (taken != total) {
+    const Run run = begin_run(requests.begin_run(taken));
+    do {
+      std::size_t most = 0, staged = 0;
+      do {
+        most = std::min<std::size_t>({total - taken, last - burst.position(), burst.stretch()});
+        staged = stage_run(burst, run, requests, taken, most, next);
+        taken += staged;
+        if (staged != 0) pair_.ledger().add(run.registration, static_cast<std::uint32_t>(staged));
+      } while (staged == most && staged != 0 && taken != total);
+      if (taken == total || !requests.same_buffer(taken)) break;
       if (!asked) {
         asked = true;
         std::size_t i = taken;
@@ -205,16 +237,19 @@ std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all
         refused = i < count;
         if (refused) break;
       }
-      next = entry.later;
-      accept(entry, wanted(taken));
-    }
-    end_run(run, burst.position());
-    staged = burst.position() - start;
+      Entry& entry = *next;
+      next = entry.follower();
+      accept(entry, requests(taken), requests.buffer());
+      ++taken;
+    } while (taken != total && requests.same_buffer(taken));
+    if (run.registration != memory::Ledger::kNone) pair_.ledger().remove(run.registration);
+    if (refused) break;
   }
+  burst.commit(pair_);
   if (refused) [[unlikely]] {
     // All that was taken so far has been staged.
-    pair_.take_back(staged);
-    for (Entry* entry = free_; taken != 0; entry = entry->later, --taken) entry->in_flight = 0;
+    pair_.take_back(burst.position() - start);
+    for (Entry* entry = free_; taken != 0; entry = entry->follower(), --taken) entry->in_flight = 0;
     pair_.release();
     return kMalformed;
   }
@@ -227,9 +262,39 @@ std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all
   return static_cast<std::int64_t>(taken);
 }
 
+/// Up to `most` of what has finished, to the sink.
+template <class Sink>
+std::size_t Batch::hand_out(std::size_t most, Sink& sink) {
+  const std::size_t count = std::min<std::size_t>(most, finished_.size());
+  if (count == 0) return 0;
+  Sink to = sink;  // a copy in registers
+  queue::ToldRequest* const first = finished_.first();
+  queue::ToldRequest& last = finished_.take(count, [&](queue::ToldRequest& request) {
+    auto& entry = static_cast<Entry&>(request);
+    if (!entry.failed()) [[likely]] {
+      to(Done{entry.cookie, static_cast<std::int64_t>(entry.transfer.size), nullptr});
+    } else {
+      to = hand_out_failed(entry, to);
+    }
+  });
+  // All of them are free again.
+  last.next = free_;
+  free_ = static_cast<Entry*>(first);
+  sink = to;
+  return count;
+}
+
+template <class Sink>
+[[gnu::cold, gnu::noinline]] Sink Batch::hand_out_failed(Entry& entry, Sink sink) {
+  Error error;
+  explain(entry, error);
+  sink(Done{entry.cookie, -error.code, &error});
+  return sink;
+}
+
 template <class Sink>
 std::int64_t Batch::collect(std::uint32_t generation, std::size_t least, std::size_t most, std::uint64_t limit_ns,
-                            const Interrupt& interrupt, Sink&& sink) {
+                            const Interrupt& interrupt, Sink sink) {
   Wait wait;
   std::size_t collected = 0;
   for (;;) {
@@ -241,18 +306,7 @@ std::int64_t Batch::collect(std::uint32_t generation, std::size_t least, std::si
     const std::uint32_t reaped = pair_.reap();
     const bool pumped = has_backlog() && pump();
     if (pumped) pair_.ring();
-    for (; collected < most && !finished_.empty(); ++collected) {
-      auto& entry = static_cast<Entry&>(finished_.take());
-      if (!entry.failed()) [[likely]] {
-        sink(Done{entry.cookie, static_cast<std::int64_t>(entry.transfer.size), nullptr});
-      } else {
-        Error error;
-        explain(entry, error);
-        sink(Done{entry.cookie, -error.code, &error});
-      }
-      entry.later = free_;
-      free_ = &entry;
-    }
+    collected += hand_out(most - collected, sink);
     const bool done = collected >= least || collected == most || (is_done() && finished_.empty());
     pair_.release();
     if (done) return static_cast<std::int64_t>(collected);

@@ -162,19 +162,19 @@ constexpr SubmissionEntry block_command(Opcode opcode, std::uint32_t nsid, Lba l
   return e;
 }
 
-/// The same into a ring's entry, eight words at a time, with everything that a command over at most two pages needs.
-inline void write_block_command(SubmissionEntry& entry, Opcode opcode, std::uint32_t cid, std::uint32_t nsid, Lba lba,
-                                std::uint32_t blocks, std::uint32_t control, std::uint64_t prp1, std::uint64_t prp2) {
+/// The same into an entry of an I/O queue's ring, by words of 64 bits, for a command over one page. `first` is opcode,
+/// identifier and namespace. The words that no command of an I/O queue uses (reserved, metadata pointer, dwords 14 and
+/// 15) are zero in every entry and stay so.
+inline void write_block_command(SubmissionEntry& entry, std::uint64_t first, Lba lba, std::uint32_t blocks,
+                                std::uint32_t control, std::uint64_t prp1) {
   static_assert(sizeof entry == 64 && std::endian::native == std::endian::little);
   using Word [[gnu::may_alias]] = std::uint64_t;
   Word* const words = reinterpret_cast<Word*>(&entry);
-  words[0] = static_cast<std::uint64_t>(opcode) | std::uint64_t{cid} << 16 | std::uint64_t{nsid} << 32;
-  words[1] = words[2] = 0;
+  words[0] = first;
   words[3] = prp1;
-  words[4] = prp2;
+  words[4] = 0;
   words[5] = lba.value;
   words[6] = (blocks - 1) | control;
-  words[7] = 0;
 }
 
 constexpr SubmissionEntry flush(std::uint32_t nsid) {

@@ -131,6 +131,86 @@ std::uint16_t QueuePair::build_lists(nvme::SubmissionEntry& entry, const nvme::P
   return first;
 }
 
+/// Many completions: what they have in common is counted once, for neighbours are mostly of one registration and staged
+/// together. Every word that the loop uses is a local one, to be kept in a register.
+std::uint32_t QueuePair::reap() {
+  if (!has_completion()) return 0;
+  const std::uint64_t now = ticks();
+  Command* const commands = commands_;
+  std::uint16_t* const free_ids = free_ids_;
+  const std::uint32_t mask = id_mask_, depth = depth_;
+  std::uint32_t end = staged() + free_count_.load(std::memory_order_relaxed);
+  std::uint32_t registration = Command::kNoRegistration, held = end, late = end;
+  std::uint64_t staged_at = 0, bytes[2] = {0, 0};
+  const auto tell_ledger = [&] {
+    if (held != end) ledger_.remove(registration, end - held);
+    held = end;
+  };
+  const auto tell_latency = [&] {
+    if (late != end) statistics_.latency[latency_bucket(now - staged_at)].add(end - late);
+    late = end;
+  };
+  const nvme::CompletionEntry* at = completion_ + head_;
+  const nvme::CompletionEntry* turn = completion_ + turning_;
+  std::uint32_t word = at->last, phase = phase_ << 16, strays = 0, turns = 0;
+  const std::uint32_t before = end, most_turns = wakeup_ ? depth : 2;
+  do {
+    const std::uint32_t cid = word & 0xffff, slot = cid & mask;
+    const nvme::CompletionEntry& entry = *at++;
+    Command& command = commands[slot];
+    if (command.id == cid && entry.sq_head < depth) [[likely]] {
+      command.id = Command::kNoId;
+      free_ids[end & mask] = static_cast<std::uint16_t>(slot);
+      if (command.registration != registration) [[unlikely]] {
+        tell_ledger();
+        registration = command.registration;
+      }
+      if (command.staged != staged_at) [[unlikely]] {
+        tell_latency();
+        staged_at = command.staged;
+      }
+      ++end;
+      Request& request = *command.request;
+      if (nvme::CompletionWord{word}.succeeded()) [[likely]] {
+        bytes[command.is_write] += command.bytes;
+      } else {
+        fail(command, nvme::CompletionWord{word}.status(), false);
+      }
+      if (command.extra != 0) [[unlikely]]
+        retire_extra(command, now);
+      if (--request.in_flight == 0) {
+        if (request.on_idle == OnIdle::tell) [[likely]] {
+          auto& told = static_cast<ToldRequest&>(request);
+          told.list->append_small(told);
+        } else {
+          tell_ledger();  // its waiter may give the memory back at once
+          finish(request, entry.result);
+        }
+      }
+    } else {
+      ++strays;
+      distrust();
+    }
+    if (at == turn) [[unlikely]] {
+      head_ = turn_head(static_cast<std::uint32_t>(at - completion_));
+      at = completion_ + head_;
+      turn = completion_ + turning_;
+      phase = phase_ << 16;
+      if (++turns == most_turns) break;  // bounded: others may want the queue
+    }
+    word = std::atomic_ref(const_cast<std::uint32_t&>(at->last)).load(std::memory_order_acquire);
+  } while (((word ^ phase) & 0x10000) == 0);
+  const std::uint32_t reaped = end - before + strays;
+  head_ = static_cast<std::uint32_t>(at - completion_);
+  free_count_.store(end - staged(), std::memory_order_relaxed);
+  tell_ledger();
+  tell_latency();
+  for (const unsigned direction : {0, 1}) {
+    if (bytes[direction] != 0) statistics_.bytes[direction].add(bytes[direction]);
+  }
+  return reaped;
+}
+
 std::uint64_t* QueuePair::stage_with_page(Request& request) {
   const std::uint16_t page = take_lists(1);
   next().prp1 = list_iova(page);

@@ -10,6 +10,7 @@
 // before its request's `done` is seen.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -36,7 +37,7 @@ struct alignas(64) Command {
   std::uint32_t bytes = 0;
   std::uint16_t list = kNoList;  ///< first of its list pages, with kLists
   std::uint8_t extra = 0;        ///< what its retirement is more than most are: kLists and the like
-  bool is_write = false;
+  std::uint8_t is_write = 0;
   std::uint32_t id = kNoId;  ///< its identifier while it is in flight
   std::uint64_t staged = 0;  ///< when, in ticks
   std::uint64_t begun = 0;   ///< the same by the pacer's clock, with kPaced
@@ -181,8 +182,6 @@ class QueuePair {
   void leak();
 
  private:
-  class Retirement;
-
   std::uint64_t* list_entries(std::uint16_t page) const {
     return reinterpret_cast<std::uint64_t*>(list_memory_.data() + page * shape_.page_size);
   }
@@ -322,169 +321,87 @@ inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uin
   if (--request->in_flight == 0) finish(*request, result);
 }
 
-/// Many completions: what they have in common is counted once, for neighbours are mostly of one registration, staged
-/// together and of one batch. What it changes of the queue pair is in registers until the end: it has no member that is
-/// not inline.
-class QueuePair::Retirement {
- public:
-  Retirement(QueuePair& pair, std::uint64_t now)
-      : pair_(pair),
-        now_(now),
-        commands_(pair.commands_),
-        free_ids_(pair.free_ids_),
-        mask_(pair.id_mask_),
-        end_(pair.staged() + pair.free_count_.load(std::memory_order_relaxed)),
-        held_(end_),
-        late_(end_) {}
-  ~Retirement() {
-    pair_.free_count_.store(end_ - pair_.staged(), std::memory_order_relaxed);
-    tell_ledger();
-    tell_latency();
-    for (const unsigned direction : {0, 1}) {
-      if (bytes_[direction] != 0) pair_.statistics_.bytes[direction].add(bytes_[direction]);
-    }
-  }
-  Retirement(const Retirement&) = delete;
-  Retirement& operator=(const Retirement&) = delete;
-
-  /// False: no command was waiting for it.
-  bool retire(const nvme::CompletionEntry& entry, nvme::CompletionWord word) {
-    const std::uint32_t slot = word.cid() & mask_;
-    if (commands_[slot].id != word.cid() || entry.sq_head >= pair_.depth_) [[unlikely]]
-      return false;
-    Command& command = commands_[slot];
-    command.id = Command::kNoId;
-    free_ids_[end_ & mask_] = static_cast<std::uint16_t>(slot);
-    if (command.registration != registration_) [[unlikely]] {
-      tell_ledger();
-      registration_ = command.registration;
-    }
-    if (command.staged != staged_) [[unlikely]] {
-      tell_latency();
-      staged_ = command.staged;
-    }
-    ++end_;
-    if (word.succeeded()) [[likely]] {
-      bytes_[command.is_write] += command.bytes;
-    } else {
-      pair_.fail(command, word.status(), false);
-    }
-    if (command.extra != 0) [[unlikely]]
-      pair_.retire_extra(command, now_);
-    Request& request = *command.request;
-    if (--request.in_flight != 0) return true;
-    if (request.on_idle == OnIdle::tell) [[likely]] {
-      auto& told = static_cast<ToldRequest&>(request);
-      told.list->append(told);
-    } else {
-      tell_ledger();  // its waiter may give the memory back at once
-      pair_.finish(request, entry.result);
-    }
-    return true;
-  }
-
- private:
-  void tell_ledger() {
-    if (held_ != end_) pair_.ledger_.remove(registration_, end_ - held_);
-    held_ = end_;
-  }
-  void tell_latency() {
-    if (late_ != end_) pair_.statistics_.latency[latency_bucket(now_ - staged_)].add(end_ - late_);
-    late_ = end_;
-  }
-
-  QueuePair& pair_;
-  const std::uint64_t now_;
-  Command* const commands_;
-  std::uint16_t* const free_ids_;
-  const std::uint32_t mask_;
-  std::uint32_t end_;          ///< of the ring of free identifiers
-  std::uint32_t held_, late_;  ///< up to where ledger and histogram were told
-  std::uint32_t registration_ = Command::kNoRegistration;
-  std::uint64_t staged_ = 0;
-  std::uint64_t bytes_[2] = {0, 0};
-};
-
-/// Stages reads and writes of at most a page each, one after the other: what each changes is kept here until the end.
-/// Nothing else may be staged or retired meanwhile, and nothing is rung. Its users keep it in registers: it has no
-/// member that is not inline.
+/// Stages reads and writes of at most a page each, one after the other, by stretches. What it changes is kept here
+/// until commit(): nothing else may be staged or retired meanwhile. Nothing is rung.
 class QueuePair::Burst {
  public:
-  /// `open`: false where nothing is to be staged after all.
-  Burst(QueuePair& pair, std::uint64_t now, bool open)
+  Burst(const QueuePair& pair, std::uint64_t now, std::uint32_t nsid)
       : pair_(pair),
         now_(now),
-        high_(static_cast<std::uint32_t>(now) & ~pair.id_mask_ & 0xffff),
-        mask_(pair.id_mask_),
-        free_ids_(pair.free_ids_),
-        commands_(pair.commands_),
-        at_(pair.submission_ + pair.tail_),
-        end_(pair.submission_ + pair.depth_),
-        next_(pair.staged()),
-        last_(next_ + (pair.open_lists_ < 0 || !open ? 0 : pair.free_count_.load(std::memory_order_relaxed))) {}
-  ~Burst() {
-    pair_.count(pair_.staged() - next_);
-    pair_.next_free_.store(next_, std::memory_order_relaxed);
-    pair_.tail_ = static_cast<std::uint32_t>(at_ - pair_.submission_);
-  }
-  Burst(const Burst&) = delete;
-  Burst& operator=(const Burst&) = delete;
+        first_word_(std::uint64_t{nsid} << 32 | static_cast<std::uint64_t>(nvme::Opcode::read)),
+        tail_(pair.tail_),
+        next_(pair.staged()) {}
 
-  bool has_room() const { return next_ != last_; }
+  /// Commands that there was room for, out of turn.
+  std::uint32_t room() const { return pair_.open_lists_ < 0 ? 0 : pair_.free_count_.load(std::memory_order_relaxed); }
   /// A count of what was staged: differences of it are numbers of commands.
   std::uint32_t position() const { return next_; }
-
-  /// `request` has nothing in flight, and no other command.
-  void stage(Request& request, nvme::Opcode opcode, std::uint32_t nsid, Lba lba, std::uint32_t blocks,
-             std::uint32_t control, std::uint64_t prp1, std::uint32_t bytes, std::uint32_t registration) {
-    const std::uint32_t slot = free_ids_[next_++ & mask_];
-    const std::uint32_t cid = slot | high_;
-    nvme::write_block_command(*at_, opcode, cid, nsid, lba, blocks, control, prp1, 0);
-    // A command at rest has an offset of 0 and nothing extra.
-    Command& command = commands_[slot];
-    command.request = &request;
-    command.bytes = bytes;
-    command.is_write = opcode == nvme::Opcode::write;
-    command.id = cid;
-    command.staged = now_;
-    command.registration = registration;
-    request.in_flight = 1;
-    if (++at_ == end_) at_ = pair_.submission_;
+  /// Commands until a ring wraps.
+  std::uint32_t stretch() const {
+    return std::min(pair_.depth_ - tail_, pair_.id_mask_ + 1 - (next_ & pair_.id_mask_));
+  }
+  void commit(QueuePair& pair) const {
+    pair.count(pair.staged() - next_);
+    pair.next_free_.store(next_, std::memory_order_relaxed);
+    pair.tail_ = tail_;
   }
 
+  /// Up to `most` commands without a wrap. A plain value, for a loop to keep in registers.
+  class Stretch {
+   public:
+    Stretch(const Burst& burst, std::size_t most)
+        : now_(burst.now_),
+          first_word_(burst.first_word_),
+          high_(static_cast<std::uint32_t>(burst.now_) & ~burst.pair_.id_mask_ & 0xffff),
+          commands_(burst.pair_.commands_),
+          id_(burst.pair_.free_ids_ + (burst.next_ & burst.pair_.id_mask_)),
+          at_(burst.pair_.submission_ + burst.tail_),
+          end_(at_ + most) {}
+    bool full() const { return at_ == end_; }
+    /// `request` has nothing in flight, and no other command. `write` is 0 or 1.
+    void stage(Request& request, std::uint64_t write, Lba lba, std::uint32_t blocks, std::uint32_t control,
+               std::uint64_t prp1, std::uint32_t bytes, std::uint32_t registration) {
+      static_assert(static_cast<int>(nvme::Opcode::read) - 1 == static_cast<int>(nvme::Opcode::write));
+      const std::uint32_t slot = *id_++;
+      const std::uint32_t cid = slot | high_;
+      nvme::write_block_command(*at_++, (first_word_ | std::uint64_t{cid} << 16) - write, lba, blocks, control, prp1);
+      // A command at rest has an offset of 0 and nothing extra.
+      Command& command = commands_[slot];
+      command.request = &request;
+      command.bytes = bytes;
+      command.is_write = static_cast<std::uint8_t>(write);
+      command.id = cid;
+      command.staged = now_;
+      command.registration = registration;
+      request.in_flight = 1;
+    }
+    /// Returns how many.
+    std::uint32_t commit(Burst& burst) const {
+      const auto staged = static_cast<std::uint32_t>(at_ - (burst.pair_.submission_ + burst.tail_));
+      burst.next_ += staged;
+      burst.tail_ += staged;
+      if (burst.tail_ == burst.pair_.depth_) burst.tail_ = 0;
+      return staged;
+    }
+
+   private:
+    std::uint64_t now_, first_word_;
+    std::uint32_t high_;
+    Command* commands_;
+    const std::uint16_t* id_;
+    nvme::SubmissionEntry* at_;
+    nvme::SubmissionEntry* end_;
+  };
+
  private:
-  QueuePair& pair_;
-  const std::uint64_t now_;
-  const std::uint32_t high_, mask_;
-  std::uint16_t* const free_ids_;
-  Command* const commands_;
-  nvme::SubmissionEntry* at_;
-  nvme::SubmissionEntry* const end_;
-  std::uint32_t next_;
-  const std::uint32_t last_;
+  const QueuePair& pair_;
+  std::uint64_t now_, first_word_;
+  std::uint32_t tail_, next_;
 };
 
 inline bool QueuePair::has_completion() const {
   const nvme::CompletionWord word{std::atomic_ref(completion_[head_].last).load(std::memory_order_acquire)};
   return static_cast<std::uint32_t>(word.phase()) == phase_;
-}
-
-inline std::uint32_t QueuePair::reap() {
-  if (!has_completion()) return 0;
-  Retirement retirement(*this, ticks());
-  std::uint32_t left = depth_;  // bounded: others may want the queue
-  std::uint32_t head = head_;
-  do {
-    const nvme::CompletionEntry& entry = completion_[head];
-    if (!retirement.retire(entry, {entry.last})) [[unlikely]]
-      distrust();
-    if (++head == turning_) [[unlikely]]
-      head = turn_head(head);
-    const nvme::CompletionWord word{std::atomic_ref(completion_[head].last).load(std::memory_order_acquire)};
-    if (static_cast<std::uint32_t>(word.phase()) != phase_) break;
-  } while (--left != 0);
-  head_ = head;
-  return depth_ - left + (left != 0 ? 1 : 0);
 }
 
 inline void QueuePair::reap_until(const Request& request) {

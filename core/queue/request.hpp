@@ -5,9 +5,7 @@
 #pragma once
 
 #include <atomic>
-#include <bit>
 #include <cstdint>
-#include <memory>
 
 namespace ugds::queue {
 
@@ -43,33 +41,58 @@ class Finished;
 
 /// A request whose end is told to a list instead of a waiter.
 struct ToldRequest : Request {
+  ToldRequest* next = nullptr;
   Finished* list = nullptr;
 };
 
-/// Requests in the order in which they ended. Under the ownership of their queue.
+/// Requests in the order in which they ended. Under the ownership of their queue. How many there are says where it
+/// ends: the last one's `next` says nothing.
 class Finished {
  public:
-  /// Room for `capacity` requests. Throws std::bad_alloc; nothing has changed then.
-  void reserve(std::uint32_t capacity) {
-    const std::uint64_t size = std::bit_ceil(std::uint64_t{capacity});
-    ring_ = std::make_unique<ToldRequest*[]>(size);
-    mask_ = size - 1;
-  }
+  Finished() = default;
+  Finished(const Finished&) = delete;
+  Finished& operator=(const Finished&) = delete;
+
   void append(ToldRequest& request) {
-    ring_[count_++ & mask_] = &request;
+    append_small(request);
     large_ += request.on_idle == OnIdle::count;
   }
+  /// For one that is not counted as a large one.
+  void append_small(ToldRequest& request) {
+    *last_ = &request;
+    last_ = &request.next;
+    ++count_;
+  }
+  std::uint64_t size() const { return count_ - taken_; }
   bool empty() const { return taken_ == count_; }
-  /// The oldest, which there is.
-  ToldRequest& take() { return *ring_[taken_++ & mask_]; }
   /// Ever appended, those of them that are large, and ever taken.
   std::uint64_t count() const { return count_; }
   std::uint64_t large() const { return large_; }
   std::uint64_t taken() const { return taken_; }
 
+  /// Takes the oldest `count`, which there are and which are not none, for `body` one by one. Nothing may be appended
+  /// meanwhile. They stay linked: the last of them, whose `next` is to be written by the caller, is returned.
+  template <class Body>
+  ToldRequest& take(std::uint64_t count, Body&& body) {
+    ToldRequest* request = first_;
+    for (std::uint64_t left = count;; request = request->next) {
+      body(*request);
+      if (--left == 0) break;
+    }
+    taken_ += count;
+    if (taken_ == count_) {
+      last_ = &first_;
+    } else {
+      first_ = request->next;
+    }
+    return *request;
+  }
+  ToldRequest* first() const { return first_; }
+
  private:
-  std::unique_ptr<ToldRequest*[]> ring_;
-  std::uint64_t mask_ = 0, count_ = 0, taken_ = 0, large_ = 0;
+  ToldRequest* first_ = nullptr;
+  ToldRequest** last_ = &first_;
+  std::uint64_t count_ = 0, taken_ = 0, large_ = 0;
 };
 
 }  // namespace ugds::queue

@@ -76,6 +76,8 @@ def main() -> None:
 
     gc.disable()
     submit, collect = library.uGDSBatchIOSubmit, library.uGDSBatchIOGetStatus
+    # Its two words come in one register. A structure made of them would be counted.
+    submit.restype = collect.restype = nothing.restype = ctypes.c_int64
     loop(submit, collect, 10)
     loop(nothing, nothing, 10)
     os.getppid()
