@@ -152,8 +152,8 @@ std::uint32_t QueuePair::reap() {
   };
   const nvme::CompletionEntry* at = completion_ + head_;
   const nvme::CompletionEntry* turn = completion_ + turning_;
-  std::uint32_t word = at->last, phase = phase_ << 16, strays = 0, turns = 0;
-  const std::uint32_t before = end, most_turns = wakeup_ ? depth : 2;
+  std::uint32_t word = at->last, phase = phase_ << 16, strays = 0;
+  const std::uint32_t before = end;
   do {
     const std::uint32_t cid = word & 0xffff, slot = cid & mask;
     const nvme::CompletionEntry& entry = *at++;
@@ -196,7 +196,7 @@ std::uint32_t QueuePair::reap() {
       at = completion_ + head_;
       turn = completion_ + turning_;
       phase = phase_ << 16;
-      if (++turns == most_turns) break;  // bounded: others may want the queue
+      if (end - before + strays >= depth) break;  // bounded: others may want the queue
     }
     word = std::atomic_ref(const_cast<std::uint32_t&>(at->last)).load(std::memory_order_acquire);
   } while (((word ^ phase) & 0x10000) == 0);
