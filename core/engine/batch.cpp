@@ -112,7 +112,8 @@ void Batch::accept(Entry& entry, const Wanted& w, const memory::Reference& buffe
   if (refusal != Refusal::none || t.size == 0) return end(entry, refusal);
   const bool background = t.opcode == Opcode::write && handle_.scheduler().background_writes();
   t.priority = priority_ != Priority::unsaid ? priority_ : background ? Priority::background : Priority::normal;
-  const bool large = t.size > kSmall || t.priority == Priority::background;
+  const bool large =
+      t.size > std::min<std::uint64_t>(kSmall, handle_.geometry().chunk) || t.priority == Priority::background;
   entry.on_idle = large ? queue::OnIdle::wait_to_count : queue::OnIdle::wait_to_tell;
   (large ? large_ : small_).push(entry);
 }
@@ -324,6 +325,7 @@ void Batch::doze(Wait& wait, std::uint32_t generation, std::uint64_t limit) {
 void Batch::attend(Wait& wait, std::uint32_t generation) {
   handle_.check_controller();
   handle_.scheduler().attend(wait.looked);
+  if (large_.first != nullptr) handle_.reap_all();
   const State state = handle_.state();
   if (state == State::recovering) return;
   acquire();

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -71,8 +72,8 @@ class Batch {
   std::int64_t submit(std::uint32_t generation, std::size_t count, bool all, Requests requests, Malformed&& malformed);
 
   /// Waits until `least` results are there, all that can come have, or for `limit_ns`, and hands up to `most` of them
-  /// to `sink(const Done&)`, which is copied and must be cheap to copy. `interrupt` ends it early. Returns how many, or
-  /// kClosed.
+  /// to `sink(const Done&)`: copied and so cheap to copy; a state of its own is kept where it can be assigned.
+  /// `interrupt` ends it early. Returns how many, or kClosed.
   template <class Sink>
   std::int64_t collect(std::uint32_t generation, std::size_t least, std::size_t most, std::uint64_t limit_ns,
                        const Interrupt& interrupt, Sink sink);
@@ -274,13 +275,17 @@ std::size_t Batch::hand_out(std::size_t most, Sink& sink) {
     if (!entry.failed()) [[likely]] {
       to(Done{entry.cookie, static_cast<std::int64_t>(entry.transfer.size), nullptr});
     } else {
-      to = hand_out_failed(entry, to);
+      if constexpr (std::is_copy_assignable_v<Sink>) {
+        to = hand_out_failed(entry, to);
+      } else {
+        hand_out_failed(entry, to);
+      }
     }
   });
   // All of them are free again.
   last.next = free_;
   free_ = static_cast<Entry*>(first);
-  sink = to;
+  if constexpr (std::is_copy_assignable_v<Sink>) sink = to;
   return count;
 }
 

@@ -112,6 +112,9 @@ class Handle {
   /// How completions are noticed: "interrupt", "polling", or either with why it is not what was asked for.
   std::string completion() const;
 
+  /// Retires what has completed on every queue pair: for who waits for what others have in flight, wherever that is.
+  /// They may not be looking.
+  void reap_all();
   /// Commands in flight over all queues.
   std::uint64_t in_flight() const;
   /// Reaps until nothing is in flight, for at most `limit_ns`; recovers as any waiter would. True: nothing is.

@@ -217,6 +217,7 @@ bool Operation::attend() {
   sched_yield();
   handle_.check_controller();
   handle_.scheduler().attend(now);
+  if (paced_ && !all_staged_) handle_.reap_all();
   const State state = handle_.state();
   if (state == State::recovering) return done();
   if (state == State::wedged || handle_.given_up()) {

@@ -66,6 +66,14 @@ void Handle::check_controller() {
   }
 }
 
+void Handle::reap_all() {
+  for (auto& pair : queues_) {
+    if (!pair->try_acquire()) continue;
+    pair->reap();
+    pair->release();
+  }
+}
+
 void Handle::lose() {
   std::lock_guard guard(recovery_lock_);
   if (state() == State::lost) return;
@@ -85,11 +93,7 @@ void Handle::give_back() {
   Idle idle;
   const std::uint64_t start = monotonic_ns();
   while (in_flight() != 0 && monotonic_ns() - start < kLastWords && !controller_->gone()) {
-    for (auto& pair : queues_) {
-      if (!pair->try_acquire()) continue;
-      pair->reap();
-      pair->release();
-    }
+    reap_all();
     idle.pause(turn_);
   }
   acquire_all();
@@ -203,11 +207,7 @@ bool Handle::drain(std::uint64_t limit_ns) {
   const std::uint64_t start = monotonic_ns();
   Idle idle;
   for (unsigned round = 0; in_flight() != 0; ++round) {
-    for (auto& pair : queues_) {
-      if (!pair->try_acquire()) continue;
-      pair->reap();
-      pair->release();
-    }
+    reap_all();
     if ((round & 63) == 63) {
       check_controller();
       if (monotonic_ns() - start > limit_ns) return in_flight() == 0;
