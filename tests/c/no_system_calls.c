@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The submitting thread makes no system call over 10,000 polled reads on a device that is awake. A seccomp filter on
+ * The submitting thread makes no system call over 10,000 polled reads on a device that is awake, one by
+ * one and in batches of 128. A seccomp filter on
  * that thread turns every call into a signal, which is counted. A planted call shows that the filter sees them.
  */
 #define _GNU_SOURCE
@@ -20,7 +21,7 @@
 #include "check.h"
 #include "ugds.h"
 
-enum { reads = 10000 };
+enum { reads = 10000, batched = 128 };
 
 static atomic_int calls, last_call;
 static atomic_int finished;
@@ -48,12 +49,37 @@ static int trap_this_thread(void) {
 
 struct job {
   uGDSHandle_t fh;
+  uGDSBatchHandle_t batch;
   unsigned char* buffer;
 };
+
+static void run_batch(struct job* job) {
+  uGDSIOParams_t params[batched];
+  uGDSIOEvents_t events[batched];
+  unsigned left = batched;
+  for (int i = 0; i < batched; ++i) {
+    params[i] = (uGDSIOParams_t){.base = job->buffer,
+                                 .file_offset = (off_t)i * 4096,
+                                 .buf_offset = (off_t)i * 4096,
+                                 .size = 4096,
+                                 .cookie = &params[i]};
+  }
+  if (uGDSBatchIOSubmit(job->batch, batched, params, 0).err != UGDS_SUCCESS) atomic_fetch_add(&wrong, 1);
+  while (left != 0) {
+    unsigned nr = left;
+    if (uGDSBatchIOGetStatus(job->batch, 1, &nr, events, NULL).err != UGDS_SUCCESS || nr == 0) break;
+    for (unsigned i = 0; i < nr; ++i) {
+      if (events[i].status != UGDS_BATCH_COMPLETE || events[i].ret != 4096) atomic_fetch_add(&wrong, 1);
+    }
+    left -= nr;
+  }
+  atomic_fetch_add(&wrong, left);
+}
 
 static void* submit(void* argument) {
   struct job* job = argument;
   for (int i = 0; i < 100; ++i) uGDSRead(job->fh, job->buffer, 4096, 0, 0);
+  run_batch(job);
   if (trap_this_thread() != 0) {
     atomic_store(&finished, -1);
     return NULL;
@@ -63,6 +89,7 @@ static void* submit(void* argument) {
         job->buffer[0] != (unsigned char)(i % 256)) {
       atomic_fetch_add(&wrong, 1);
     }
+    if (i % batched == 0) run_batch(job);
     if (planted && i == reads / 2) syscall(SYS_getppid);
   }
   atomic_store(&finished, 1);
@@ -84,6 +111,7 @@ static int attempt(const char* uri) {
   REQUIRE(uGDSDriverOpen().err == UGDS_SUCCESS);
   REQUIRE(uGDSHandleRegister(&job.fh, &descr).err == UGDS_SUCCESS);
   REQUIRE(uGDSBufRegister(buffer, sizeof buffer, 0).err == UGDS_SUCCESS);
+  REQUIRE(uGDSBatchIOSetUp(&job.batch, job.fh, batched).err == UGDS_SUCCESS);
   for (size_t i = 0; i < sizeof buffer; ++i) buffer[i] = (unsigned char)(i / 4096);
   REQUIRE(uGDSWrite(job.fh, buffer, sizeof buffer, 0, 0) == (ssize_t)sizeof buffer);
   pthread_t thread;
