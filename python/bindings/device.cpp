@@ -448,24 +448,6 @@ void define_device(nb::module_& m) {
       "EACCES, EIO (the controller fails), EOPNOTSUPP (its format), "
       "ENOMEM,\n"
       "EMFILE. Thread-safe.");
-
-  m.def(
-      "time_reads",
-      [](const PyDevice& device, const PyRegistration& registration, std::uint64_t count) {
-        const Table::Use handle(Table::instance(), device.id);
-        if (!handle) raise_stale(device, "read");
-        const std::uint64_t start = monotonic_ns();
-        for (std::uint64_t i = 0; i < count; ++i) {
-          OneCommand command;
-          bool done = command.start(*handle, handle.caller(), Opcode::read, registration.reference, 0, 4096, 0);
-          if (!done) raise_new(EAGAIN, "read", "the queue is in use", "time a device that nobody else uses");
-          while (!command.turn(handle->turn())) {
-          }
-        }
-        return monotonic_ns() - start;
-      },
-      nb::arg("device"), nb::arg("registration"), nb::arg("count"),
-      "Nanoseconds for `count` synchronous reads of 4 KiB at offset 0 without Python; for benchmarks.");
 }
 
 }  // namespace ugds::python

@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import ugds
 from ugds import _core
@@ -22,6 +21,7 @@ from ugds._report import CommandError, Record
 from ugds.bench import callgrind
 
 SIZE = 4096
+BATCH, BATCHES = 128, 20  # requests of a batch, and batches to count over
 TURN = "ugds::emulator::Controller::turn"
 BLOCK, PAIRS = 2000, 31  # of the timed comparison
 
@@ -33,8 +33,17 @@ def measure(uri: str, calls: int) -> list[Record]:
     c_total, c_turn, turns = c_instructions(uri, calls)
     library = c_total - c_turn
     python = python_instructions(uri, calls)
+    batch = batch_instructions(uri)
     python_us, c_us, memory, route = times(uri)
     return [
+        Record(
+            "overhead",
+            {"api": "c", "size": SIZE, "batch": BATCH, "batches": BATCHES},
+            uri,
+            memory,
+            route,
+            {"batch_read_4k_instructions": (batch, "instructions")},
+        ),
         Record(
             "overhead",
             {"api": "c", "size": SIZE, "calls": calls},
@@ -105,9 +114,14 @@ def python_instructions(uri: str, calls: int) -> float:
     return (reads.total - nothing.total - _turns(reads)[1]) / calls
 
 
+def batch_instructions(uri: str) -> float:
+    """Per request of a batch of BATCH, submitted by one call and collected by one: all but the controller's."""
+    reads, nothing = _sections("_c_batches.py", _core.library_path(), uri, str(BATCHES), str(BATCH))
+    return (reads.total - nothing.total - _turns(reads)[1]) / (BATCHES * BATCH)
+
+
 def times(uri: str) -> tuple[float, float, str, str]:
     """Microseconds of a read from Python and of the same read in C++, in turn; memory and route of the buffer."""
-    private: Any = _core  # time_reads is for this benchmark alone
     with ugds.open(uri) as ssd, ugds.empty(SIZE) as buf:
 
         def python() -> int:
@@ -120,7 +134,7 @@ def times(uri: str) -> tuple[float, float, str, str]:
             return 2 * read - before - time.perf_counter_ns()
 
         def native() -> int:
-            return int(private.time_reads(ssd, buf, BLOCK))
+            return int(_core.time_reads(ssd, buf, BLOCK))
 
         python(), native()
         pairs = []
