@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "queue/trace.hpp"
+
+#include <utility>
+
+namespace ugds::queue {
+
+void Trace::staged(std::uint32_t slot, std::uint16_t cid, std::uint8_t opcode, std::uint64_t offset,
+                   std::uint32_t bytes, std::uint64_t submitted, std::uint64_t now, std::uint8_t flags) {
+  if (count_ == records_.size()) {
+    open_[slot] = kNotRecorded;
+    ++dropped_;
+    return;
+  }
+  open_[slot] = static_cast<std::uint32_t>(count_);
+  records_[count_++] = {.submitted = submitted,
+                        .staged = now,
+                        .offset = offset,
+                        .bytes = bytes,
+                        .queue = queue_,
+                        .cid = cid,
+                        .opcode = opcode,
+                        .flags = flags};
+}
+
+void Trace::rung(std::uint64_t now) {
+  for (; rung_ != count_; ++rung_) records_[rung_].rung = now;
+}
+
+void Trace::retired(std::uint32_t slot, std::uint16_t status, std::uint64_t now) {
+  const std::uint32_t at = std::exchange(open_[slot], kNotRecorded);
+  if (at == kNotRecorded) return;
+  records_[at].status = status;
+  records_[at].completed = now;
+}
+
+void Trace::take(std::vector<TraceRecord>& out) {
+  // The other way round than `open_` has it: which slot a record is open for.
+  std::vector<std::uint32_t> slots(count_, kNotRecorded);
+  for (std::uint32_t slot = 0; slot < open_.size(); ++slot) {
+    if (open_[slot] != kNotRecorded) slots[open_[slot]] = slot;
+  }
+  std::size_t kept = 0, rung = 0;
+  for (std::size_t at = 0; at != count_; ++at) {
+    if (at == rung_) rung = kept;
+    if (slots[at] == kNotRecorded) {
+      out.push_back(records_[at]);
+    } else {
+      open_[slots[at]] = static_cast<std::uint32_t>(kept);
+      records_[kept++] = records_[at];
+    }
+  }
+  rung_ = rung_ == count_ ? kept : rung;
+  count_ = kept;
+}
+
+}  // namespace ugds::queue
