@@ -35,20 +35,22 @@ void Trace::retired(std::uint32_t slot, std::uint16_t status, std::uint64_t now)
 }
 
 void Trace::take(std::vector<TraceRecord>& out) {
-  // The other way round than `open_` has it: which slot a record is open for.
-  std::vector<std::uint32_t> slots(count_, kNotRecorded);
+  // A record that is open says so, and for which slot, where its completion will be: ticks never reach that far.
+  constexpr std::uint64_t open = std::uint64_t{1} << 63;
   for (std::uint32_t slot = 0; slot < open_.size(); ++slot) {
-    if (open_[slot] != kNotRecorded) slots[open_[slot]] = slot;
+    if (open_[slot] != kNotRecorded) records_[open_[slot]].completed = open | slot;
   }
   std::size_t kept = 0, rung = 0;
   for (std::size_t at = 0; at != count_; ++at) {
     if (at == rung_) rung = kept;
-    if (slots[at] == kNotRecorded) {
-      out.push_back(records_[at]);
-    } else {
-      open_[slots[at]] = static_cast<std::uint32_t>(kept);
-      records_[kept++] = records_[at];
+    TraceRecord& record = records_[at];
+    if ((record.completed & open) == 0) {
+      out.push_back(record);
+      continue;
     }
+    open_[record.completed & ~open] = static_cast<std::uint32_t>(kept);
+    record.completed = 0;
+    records_[kept++] = record;
   }
   rung_ = rung_ == count_ ? kept : rung;
   count_ = kept;

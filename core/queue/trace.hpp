@@ -51,8 +51,9 @@ class Trace {
   void retired(std::uint32_t slot, std::uint16_t status, std::uint64_t now);
 
   /// Appends the finished records to `out`, in the order of staging, and makes room for as many. Those of commands in
-  /// flight stay, and are finished when the commands are.
+  /// flight stay, and are finished when the commands are. Allocates only what `out` lacks of capacity().
   void take(std::vector<TraceRecord>& out);
+  std::size_t capacity() const { return records_.size(); }
   /// Commands that found no room, since the beginning.
   std::uint64_t dropped() const { return dropped_; }
 
