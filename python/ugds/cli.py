@@ -81,7 +81,8 @@ def bench(arguments: argparse.Namespace) -> int:
     from ugds import bench
 
     measure = bench.BENCHMARKS[arguments.benchmark]
-    records = measure(arguments)
+    with bench.traced(getattr(arguments, "trace", None)):
+        records = measure(arguments)
     if arguments.json:
         for record in records:
             print(record.json())
@@ -90,8 +91,13 @@ def bench(arguments: argparse.Namespace) -> int:
     device = records[0].device if records else arguments.device
     several = len({record.device for record in records}) > 1
     console.print(f"ugds bench {arguments.benchmark}{'' if several else f' on {device}'}", markup=False)
-    for part in _report.records_tables(records):
-        console.print(part)
+    if arguments.benchmark == "replay":
+        from ugds.bench import replay
+
+        console.print(replay.table(records[0]))
+    else:
+        for part in _report.records_tables(records):
+            console.print(part)
     if arguments.benchmark == "completion" and bench.was_crowded(records):
         console.print(
             "The polling thread did not have its processor for itself: other programs were running, and what they cost "
@@ -100,6 +106,16 @@ def bench(arguments: argparse.Namespace) -> int:
     if device.startswith("emulated:"):
         console.print(_report.EMULATED_NOTE)
     return 0
+
+
+def speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a factor from 0 to 1000000')
+    return value
 
 
 def octal(text: str) -> int:
@@ -192,9 +208,44 @@ def _bench_commands(parser: argparse.ArgumentParser) -> None:
     completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
     _json_option(completion)
 
+    _replay_command(kinds)
     for kind, default in ((sync, "emulated:1GiB"), (setup, "emulated:1GiB"), (overhead, "emulated:64MiB?pump=caller")):
         kind.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
         _json_option(kind)
+    for kind in (sync, setup, completion):  # overhead measures the way that is not taken while a device is traced
+        _trace_option(kind)
+
+
+def _replay_command(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    replay = _command(
+        kinds,
+        "replay",
+        bench,
+        "the requests of a trace once more, at their times or as fast as possible, and both latencies side by side",
+        "examples:\n"
+        "  ugds bench sync --trace sync.json\n"
+        "  ugds bench replay sync.json\n"
+        "  ugds bench replay sync.json --speed 0 --threads 4 --device 'emulated:1GiB?latency=80us'\n"
+        "  ugds bench replay sync.json --json\n\n"
+        "Operation, offset, size and time of each request are replayed, not its data. Each thread waits for a request\n"
+        "before it takes the next: late_p99_us says how late requests were issued for want of threads or processors.",
+    )
+    replay.add_argument("file", metavar="FILE", help="a trace, by --trace or ugds.trace.write_chrome")
+    replay.add_argument("--device", metavar="URI", help="where to replay (where it was recorded, if that is emulated)")
+    replay.add_argument("--process", type=positive, metavar="N", help="which device of a trace of several")
+    replay.add_argument(
+        "--speed", type=speed, default=1.0, metavar="FACTOR", help="of time; 0: no waiting (%(default)s)"
+    )
+    replay.add_argument("--threads", type=positive, metavar="N", help="as many as requests overlapped, 64 at most")
+    replay.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
+    _json_option(replay)
+    _trace_option(replay)
+
+
+def _trace_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace", metavar="FILE", help="also record every command, for ui.perfetto.dev; makes small requests dearer"
+    )
 
 
 def parser() -> argparse.ArgumentParser:

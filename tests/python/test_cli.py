@@ -32,6 +32,7 @@ COMMANDS = [
     ["bench", "setup"],
     ["bench", "overhead"],
     ["bench", "completion"],
+    ["bench", "replay"],
 ]
 
 

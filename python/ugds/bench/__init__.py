@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from ugds import _demo
 from ugds._report import CommandError, Record
+from ugds.bench._devices import opened, traced
+
+__all__ = ["BENCHMARKS", "opened", "traced", "was_crowded"]
 
 
 def _writable(arguments: argparse.Namespace) -> str:
@@ -47,6 +50,13 @@ def _completion(arguments: argparse.Namespace) -> list[Record]:
     return completion.measure(arguments.device, arguments.seconds)
 
 
+def _replay(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import replay
+
+    a = arguments
+    return replay.measure(a.file, a.device, a.speed, a.threads, a.overwrite, a.process)
+
+
 def was_crowded(records: list[Record]) -> bool:
     """Whether a thread that polled, and so wanted all of a processor, did not get it."""
     return any(record.figures.get("polling_cpu_percent", (100.0, "%"))[0] < 90 for record in records)
@@ -57,4 +67,5 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "setup": _setup,
     "overhead": _overhead,
     "completion": _completion,
+    "replay": _replay,
 }

@@ -17,6 +17,7 @@ import time
 import ugds
 from ugds import _report
 from ugds._report import CommandError, Record
+from ugds.bench._devices import opened
 
 SIZE = 4096
 
@@ -25,14 +26,13 @@ def first_read(uri: str) -> tuple[int, str, str]:
     """Nanoseconds from just before `ugds.open` to the completed first read; memory and route of the registration."""
     memory = mmap.mmap(-1, SIZE)
     start = time.perf_counter_ns()
-    device = ugds.open(uri)
-    # A server of another process reaches only memory that it can map.
-    registration = ugds.empty(SIZE) if device.transport == "vfio-user" else ugds.register(memory)
-    device.read(registration)
-    end = time.perf_counter_ns()
-    where = registration.memory, registration.route
-    registration.close()
-    device.close()
+    with opened(uri) as device:
+        # A server of another process reaches only memory that it can map.
+        registration = ugds.empty(SIZE) if device.transport == "vfio-user" else ugds.register(memory)
+        device.read(registration)
+        end = time.perf_counter_ns()
+        where = registration.memory, registration.route
+        registration.close()
     return end - start, *where
 
 

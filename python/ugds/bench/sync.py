@@ -15,6 +15,7 @@ import ugds
 from ugds import sizes as units
 from ugds._core import Device, Registration
 from ugds._report import CommandError, Record
+from ugds.bench._devices import opened
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 SMALLEST, LARGEST = 4 * _KIB, 64 * _MIB
@@ -43,7 +44,7 @@ def parse_threads(text: str) -> list[int]:
 
 def measure(uri: str, sizes: list[int], threads: list[int], mode: str, seconds: float) -> list[Record]:
     """A record for each size and number of threads, and one with `ratio_to_memcpy`. Writes to the device."""
-    with ugds.open(uri) as device:
+    with opened(uri) as device:
         span = min(device.capacity, COMPARED)
         if span < LARGEST:
             raise CommandError(f"{uri} holds less than {units.format(LARGEST)}, which this needs", status=2)
