@@ -8,8 +8,7 @@ namespace ugds::queue {
 void Trace::staged(std::uint32_t slot, std::uint16_t cid, std::uint8_t opcode, std::uint64_t offset,
                    std::uint32_t bytes, std::uint64_t submitted, std::uint64_t now, std::uint8_t flags) {
   if (count_ == records_.size()) {
-    open_[slot] = kNotRecorded;
-    ++dropped_;
+    ++dropped_;  // and open_ says so: what had the slot before has retired
     return;
   }
   open_[slot] = static_cast<std::uint32_t>(count_);
@@ -49,7 +48,6 @@ void Trace::take(std::vector<TraceRecord>& out) {
       continue;
     }
     open_[record.completed & ~open] = static_cast<std::uint32_t>(kept);
-    record.completed = 0;
     records_[kept++] = record;
   }
   rung_ = rung_ == count_ ? kept : rung;

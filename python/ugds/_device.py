@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ugds.trace import Trace
 
 _COUNTS = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors")
+TRACE_CAPACITY = 1 << 16  # commands of each queue pair, where a caller does not say
 _STEPS = 4  # histogram buckets a doubling: bucket i counts latencies in [2^(i/4), 2^((i+1)/4)) nanoseconds
 
 
@@ -179,7 +180,7 @@ def _stats(device: Device) -> Stats:
     return Stats.of(device)
 
 
-def _trace(device: Device, capacity: int = 65536) -> AbstractContextManager[Trace]:
+def _trace(device: Device, capacity: int = TRACE_CAPACITY) -> AbstractContextManager[Trace]:
     """Records the life of every command inside of the `with` block: see `ugds.trace.record`."""
     from ugds import trace
 

@@ -36,9 +36,10 @@ import numpy.typing as npt
 
 from ugds import _core
 from ugds._core import Device, status_words
+from ugds._device import TRACE_CAPACITY as CAPACITY
 
-__all__ = ["CONTINUED", "DURABLE", "RECORD", "Trace", "read_chrome", "record", "requests", "status_words"]
-__all__ += ["operation", "write_chrome"]
+__all__ = ["CAPACITY", "CONTINUED", "DURABLE", "RECORD", "Trace", "read_chrome", "record", "requests"]
+__all__ += ["operation", "status_words", "write_chrome"]
 
 Records: TypeAlias = npt.NDArray[np.void]
 Path: TypeAlias = "str | os.PathLike[str]"
@@ -63,7 +64,6 @@ _OPERATIONS = {0x00: "flush", 0x01: "write", 0x02: "read", 0x08: "write zeroes",
 _WITH_DATA = (0x01, 0x02)
 _FORMAT = 1
 _AT_ONCE = 64  # events that are encoded at once, and stand in one line
-CAPACITY = 1 << 16
 
 
 def operation(opcode: int) -> str:
@@ -145,7 +145,7 @@ def requests(records: Records) -> Records:
     columns = [records[name].tolist() for name in ("queue", "submitted", "opcode", "offset", "bytes", "flags")]
     others = [records[name].tolist() for name in ("staged", "completed", "status")]
     for queue, submitted, opcode, offset, size, flags, staged, completed, status in zip(*columns, *others, strict=True):
-        at = open_ends.pop((queue, submitted, opcode, offset), None) if flags & CONTINUED and submitted else None
+        at = open_ends.pop((queue, submitted, opcode, offset), None) if flags & CONTINUED else None
         if at is None:
             at = len(found)
             found.append([submitted or staged, completed, offset, size, 1, status, opcode, bool(flags & DURABLE)])
