@@ -112,11 +112,22 @@ bool Operation::stage_piece(queue::QueuePair& pair) {
   const Staged staged = stage_command(handle_, pair, request_, t.opcode, t.buffer, t.buffer_offset + staged_,
                                       t.offset + staged_, staged_, bytes, t.durable ? nvme::kForceUnitAccess : 0);
   if (staged != Staged::yes) return refuse_piece(staged);
+  if (pair.trace() != nullptr) [[unlikely]]
+    pair.record(t.offset + staged_, bytes, submitted_, trace_flags());
   if (staged_ != 0) pair.count_continued();
   staged_ += bytes;
   request_.complete_when_idle = staged_ == t.size;
   begun_ = 0;  // waiting for room begins anew
   return true;
+}
+
+/// Of the command that was just staged, whose registration it holds.
+std::uint8_t Operation::trace_flags() const {
+  const auto kind = static_cast<unsigned>(transfer_.buffer.registration->kind());
+  const auto route = static_cast<unsigned>(memory::Route::direct);
+  return static_cast<std::uint8_t>((staged_ != 0 ? queue::kTraceContinued : 0) |
+                                   (transfer_.durable ? queue::kTraceDurable : 0) | kind << queue::kTraceMemoryShift |
+                                   route << queue::kTraceRouteShift);
 }
 
 bool Operation::refuse_piece(Staged staged) {
@@ -139,11 +150,11 @@ bool Operation::stage(queue::QueuePair& pair) {
   const Handle::Geometry& g = handle_.geometry();
   bool staged = false;
   if (has_data(transfer_.opcode)) {
-    while (request_.in_flight < g.window && pair.has_room(g.lists) && stage_piece(pair)) {
+    while (request_.in_flight < g.window && pair.has_room_recorded(g.lists) && stage_piece(pair)) {
       staged = true;
       if (request_.complete_when_idle) break;
     }
-  } else if (pair.has_room(1)) {
+  } else if (pair.has_room_recorded(1)) {
     stage_other(pair);
     staged = true;
   }
@@ -206,6 +217,7 @@ void Operation::stage_other(queue::QueuePair& pair) {
   if (transfer_.opcode == Opcode::flush) {
     pair.next() = nvme::flush(g.namespace_id);
     pair.stage(request_);
+    pair.record(0, 0, submitted_, 0);
     return;
   }
   pair.next() = nvme::dataset_management(g.namespace_id, 1, nvme::kDsmDeallocate, Iova(0));
@@ -213,6 +225,8 @@ void Operation::stage_other(queue::QueuePair& pair) {
   std::uint64_t* range = pair.stage_with_page(request_);
   range[0] = (transfer_.size >> g.block_shift) << 32;  // attributes 0 in the lower half
   range[1] = transfer_.offset >> g.block_shift;
+  pair.record(transfer_.offset, static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer_.size, ~std::uint32_t{0})),
+              submitted_, 0);
 }
 
 /// Every 64th empty turn: the clock, the device, the deadline. True: done.

@@ -74,7 +74,8 @@ inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Reque
 class Operation {
  public:
   /// Checks the arguments; on a bad one the operation is done at once. The transfer outlives the operation.
-  Operation(Handle& handle, const Transfer& transfer) : handle_(handle), transfer_(transfer), request_(own_request_) {
+  Operation(Handle& handle, const Transfer& transfer)
+      : handle_(handle), transfer_(transfer), request_(own_request_), submitted_(handle.tracing() ? ticks() : 0) {
     if (!check()) request_.done.store(1, std::memory_order_relaxed);
   }
   /// Goes on with a request whose only command was staged on `pair` (one_command.hpp).
@@ -108,6 +109,7 @@ class Operation {
   bool wait();
   bool stage(queue::QueuePair& pair);
   bool stage_piece(queue::QueuePair& pair);
+  std::uint8_t trace_flags() const;
   bool rest();
   // Cold.
   [[gnu::cold]] bool doze(queue::Wakeup& wakeup);
@@ -125,6 +127,7 @@ class Operation {
   queue::Request& request_;
   queue::QueuePair* pair_ = nullptr;  ///< fixed once a command is in flight
   std::uint64_t staged_ = 0;          ///< bytes
+  std::uint64_t submitted_ = 0;       ///< ticks, where the device is traced
   Idle idle_;
   std::uint32_t rests_ = 0;
   bool expired_ = false;     ///< a command of this request was overdue

@@ -48,7 +48,7 @@ void QueuePair::initialise_rings() {
   next_free_ = 0;
   for (std::uint32_t i = 0; i < depth_ - 1; ++i) free_ids_[i] = static_cast<std::uint16_t>(i);
   distrusted_.store(false, std::memory_order_relaxed);
-  free_lists_ = static_cast<std::uint16_t>(next_list_.size());
+  free_lists_ = static_cast<std::int32_t>(next_list_.size()) - hidden_lists_;
   for (std::size_t i = 0; i < next_list_.size(); ++i) {
     next_list_[i] = i + 1 < next_list_.size() ? static_cast<std::uint16_t>(i + 1) : Command::kNoList;
   }
@@ -61,16 +61,41 @@ std::uint16_t QueuePair::take_lists(std::uint32_t count) {
   for (std::uint32_t i = 1; i < count; ++i) last = next_list_[last];
   first_list_ = next_list_[last];
   next_list_[last] = Command::kNoList;
-  free_lists_ = static_cast<std::uint16_t>(free_lists_ - count);
+  free_lists_ -= static_cast<std::int32_t>(count);
   return first;
 }
 
 void QueuePair::give_lists(std::uint16_t first) {
-  std::uint16_t last = first, given = 1;
+  std::uint16_t last = first;
+  std::int32_t given = 1;
   for (; next_list_[last] != Command::kNoList; ++given) last = next_list_[last];
   next_list_[last] = first_list_;
   first_list_ = first;
-  free_lists_ = static_cast<std::uint16_t>(free_lists_ + given);
+  free_lists_ += given;
+}
+
+std::unique_ptr<Trace> QueuePair::trace_into(std::unique_ptr<Trace> trace) {
+  const std::int32_t hidden = trace ? 1 << 16 : 0;
+  free_lists_ += hidden_lists_ - hidden;
+  hidden_lists_ = hidden;
+  return std::exchange(trace_, std::move(trace));
+}
+
+void QueuePair::record_staged(std::uint64_t offset, std::uint32_t bytes, std::uint64_t submitted, std::uint8_t flags) {
+  const std::uint32_t slot = free_ids_[(next_free_ - 1) & id_mask_];
+  Command& command = commands_[slot];
+  const std::uint8_t opcode = submission_[(tail_ + depth_ - 1) % depth_].opcode;
+  trace_->staged(slot, static_cast<std::uint16_t>(command.id), opcode, offset, bytes, submitted, command.staged, flags);
+  command.list = command.list == Command::kNoList ? Command::kTracedNoList
+                                                  : static_cast<std::uint16_t>(command.list | Command::kTraced);
+}
+
+/// What a retired command had besides its slot: list pages, and a record.
+void QueuePair::let_go(std::uint32_t slot, std::uint16_t status) {
+  const std::uint16_t list = commands_[slot].list;
+  if ((list & Command::kTraced) == 0) return give_lists(list);
+  if (trace_) trace_->retired(slot, status, ticks());
+  if (list != Command::kTracedNoList) give_lists(static_cast<std::uint16_t>(list & ~Command::kTraced));
 }
 
 std::uint16_t QueuePair::build_lists(nvme::SubmissionEntry& entry, const nvme::PageAddresses& memory,

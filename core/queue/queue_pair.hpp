@@ -23,6 +23,7 @@
 #include "queue/doorbell.hpp"
 #include "queue/request.hpp"
 #include "queue/statistics.hpp"
+#include "queue/trace.hpp"
 #include "queue/wakeup.hpp"
 
 namespace ugds::queue {
@@ -32,7 +33,7 @@ struct alignas(64) Command {
   Request* request = nullptr;  ///< the queue's own `nobody_` where its caller went away
   std::uint64_t offset = 0;    ///< of its data in the request
   std::uint32_t bytes = 0;
-  std::uint16_t list = kNoList;  ///< first of its list pages
+  std::uint16_t list = kNoList;  ///< first of its list pages, with kTraced set where it is recorded
   bool is_write = false;
   std::uint32_t id = kNoId;  ///< its identifier while it is in flight
   std::uint64_t staged = 0;  ///< when, in ticks
@@ -40,6 +41,8 @@ struct alignas(64) Command {
 
   static constexpr std::uint32_t kNoRegistration = memory::Ledger::kNone;
   static constexpr std::uint16_t kNoList = 0xffff;
+  /// A command that is recorded is told by what is looked at anyway when one retires.
+  static constexpr std::uint16_t kTraced = 0x8000, kTracedNoList = 0xfffe;
   static constexpr std::uint32_t kNoId = 0x10000;
 
   bool in_flight() const { return id != kNoId; }
@@ -84,9 +87,15 @@ class QueuePair {
 
   // --- For the owner -----------------------------------------------------------------------------------------------
 
-  /// Whether a command with `lists` list pages can be staged now.
+  /// Whether a command with `lists` list pages can be staged now. Never while the queue is traced: the short way
+  /// (engine/one_command.hpp), which asks this, pays nothing for tracing, and leaves requests to the general one.
   bool has_room(std::uint32_t lists) const {
-    return free_count_.load(std::memory_order_relaxed) != 0 && lists <= free_lists_;
+    return free_count_.load(std::memory_order_relaxed) != 0 && static_cast<std::int32_t>(lists) <= free_lists_;
+  }
+  /// The same for who calls record(), traced or not.
+  bool has_room_recorded(std::uint32_t lists) const {
+    return free_count_.load(std::memory_order_relaxed) != 0 &&
+           static_cast<std::int32_t>(lists) <= free_lists_ + hidden_lists_;
   }
 
   /// The ring's entry for the next command. The caller, who has checked has_room, fills it and then stages it; nothing
@@ -100,13 +109,21 @@ class QueuePair {
   void stage(Request& request) { push(request, next(), false, Command::kNoRegistration, Command::kNoList, 0, 0); }
   /// Stages next(), whose data is one list page of the queue's own, and returns that page, to be filled before ring().
   std::uint64_t* stage_with_page(Request& request);
+  /// Records the command that was just staged, where the queue is traced: its data's place on the device, and when the
+  /// request reached the library. Before it is rung.
+  void record(std::uint64_t offset, std::uint32_t bytes, std::uint64_t submitted, std::uint8_t flags) {
+    if (trace_ != nullptr) [[unlikely]]
+      record_staged(offset, bytes, submitted, flags);
+  }
   /// Tells the controller of everything staged, if anything was.
   void ring() {
     if (rung_tail_ == tail_) return;
     statistics_.coalesced.add((tail_ + depth_ - rung_tail_) % depth_ - 1);
     ring_staged();
+    if (trace_ != nullptr) [[unlikely]]
+      trace_->rung(ticks());
   }
-  /// The same, for who has just staged one command.
+  /// The same, for who has just staged one command that is not recorded.
   void ring_staged() {
     rung_tail_ = tail_;
     submission_doorbell_.ring(tail_);
@@ -127,6 +144,9 @@ class QueuePair {
   void orphan(Request& request);
   /// Counts a staged command that is not the first of its request.
   void count_continued() { statistics_.continued.add(1); }
+  /// Where what is staged from now on is recorded; nullptr where nothing is. Gives the one before.
+  std::unique_ptr<Trace> trace_into(std::unique_ptr<Trace> trace);
+  Trace* trace() const { return trace_.get(); }
   /// When the request's oldest command was staged, in ticks; 0 if it has none in flight. `cid` gets its identifier.
   std::uint64_t oldest(const Request& request, std::uint16_t& cid) const;
   /// Whether a command is still in flight, by identifier and the time that `oldest` gave.
@@ -153,6 +173,8 @@ class QueuePair {
   }
   std::uint16_t take_lists(std::uint32_t count);
   void give_lists(std::uint16_t first);
+  void record_staged(std::uint64_t offset, std::uint32_t bytes, std::uint64_t submitted, std::uint8_t flags);
+  void let_go(std::uint32_t slot, std::uint16_t status);
   bool reap_one();
   void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, bool stopped);
   void fail(const Command& command, std::uint16_t status, bool stopped);
@@ -179,7 +201,7 @@ class QueuePair {
   std::uint32_t id_mask_ = 0;  ///< of a slot's number in an identifier, and of a place in the ring of free ones
   std::uint32_t phase_ = 1;
   std::uint16_t first_list_ = Command::kNoList;
-  std::uint16_t free_lists_ = 0;
+  std::int32_t free_lists_ = 0;  ///< less hidden_lists_
   Doorbell submission_doorbell_;
   Doorbell completion_doorbell_;
   std::atomic<bool> distrusted_{false};
@@ -191,6 +213,8 @@ class QueuePair {
   std::vector<std::uint16_t> id_slots_;
   std::vector<std::uint16_t> next_list_;
   std::unique_ptr<Wakeup> wakeup_;
+  std::unique_ptr<Trace> trace_;
+  std::int32_t hidden_lists_ = 0;  ///< while the queue is traced, more than there are
   memory::Ledger ledger_;
   Statistics statistics_;
 };
@@ -242,7 +266,7 @@ inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uin
   command.id = Command::kNoId;
   free_ids_[(next_free_ + free_count_.load(std::memory_order_relaxed)) & id_mask_] = static_cast<std::uint16_t>(slot);
   count(1);
-  if (command.list != Command::kNoList) give_lists(command.list);
+  if (command.list != Command::kNoList) let_go(slot, status);
   ledger_.remove(command.registration);
   statistics_.latency[latency_bucket(ticks() - command.staged)].add(1);
   if (status == 0) [[likely]] {
