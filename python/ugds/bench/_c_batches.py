@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python _c_batches.py LIBRARY URI ROUNDS BATCH`: batches of 4 KiB reads through the C API, by ctypes, under callgrind.
+"""`python _c_batches.py LIBRARY URI ROUNDS BATCH`: batches of 4 KiB reads through the C API, by ctypes, in callgrind.
 
 After warming up, three marks (see `callgrind.MARK`) enclose ROUNDS batches, each submitted and collected by one call
 each, and as many pairs of calls to a function of the C library that does next to nothing. Imports neither ugds nor
