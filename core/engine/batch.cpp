@@ -108,6 +108,7 @@ void Batch::accept(Entry& entry, const Wanted& w, const memory::Reference& buffe
   entry.cookie = w.cookie;
   entry.wrote = 2;
   entry.staged = 0;
+  entry.submitted = handle_.tracing() ? ticks() : 0;
   const Refusal refusal = check_transfer(handle_.geometry(), t);
   if (refusal != Refusal::none || t.size == 0) return end(entry, refusal);
   const bool background = t.opcode == Opcode::write && handle_.scheduler().background_writes();
@@ -136,6 +137,7 @@ Staged Batch::stage_next(Entry& entry, std::uint32_t bytes, bool paced, std::uin
       stage_command(handle_, pair_, entry, t.opcode, t.buffer, t.buffer_offset + entry.staged, t.offset + entry.staged,
                     entry.staged, bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);
   if (staged != Staged::yes) return staged;
+  record_command(pair_, t.buffer, t.offset + entry.staged, entry.staged, bytes, t.durable, entry.submitted);
   entry.staged += bytes;
   return staged;
 }

@@ -92,8 +92,9 @@ class Batch {
   struct Entry : queue::ToldRequest {
     Transfer transfer;
     std::uint64_t cookie = 0;
-    std::uint64_t staged = 0;  ///< bytes
-    Entry* later = nullptr;    ///< of those that wait for room; the free ones are linked by `next`
+    std::uint64_t staged = 0;     ///< bytes
+    std::uint64_t submitted = 0;  ///< ticks, where the device is traced
+    Entry* later = nullptr;       ///< of those that wait for room; the free ones are linked by `next`
     Entry* follower() const { return static_cast<Entry*>(next); }
     Refusal refusal = Refusal::none;
     std::uint8_t wrote = 2;  ///< 0 or 1: it went the short way, and this stands for the transfer's opcode

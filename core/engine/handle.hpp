@@ -125,6 +125,17 @@ class Handle {
   /// For a handle that is wedged: resets the function from outside, and releases the quarantine if that stops it.
   bool force_stop();
 
+  // --- Tracing (trace.cpp) -----------------------------------------------------------------------------------------
+
+  /// Records every command that is staged from now on, with room for `capacity` on each queue pair. False: it is being
+  /// done already. Throws std::bad_alloc.
+  bool start_trace(std::size_t capacity);
+  /// Appends the records of commands that are done. False: nothing is traced.
+  bool take_trace(std::vector<queue::TraceRecord>& out);
+  /// How many commands found no room; what was not taken is gone.
+  std::uint64_t stop_trace();
+  bool tracing() const { return tracing_.load(std::memory_order_relaxed); }
+
   // --- Called by waiters, all cold (recovery.cpp) ------------------------------------------------------------------
 
   /// A command is overdue. Aborts it, or resets the controller. Returns when that has been tried by somebody.
@@ -156,6 +167,7 @@ class Handle {
   void create_queue(queue::QueuePair& pair);
   void poll_instead(queue::QueuePair& pair, const std::string& why);
   queue::QueuePair& least_loaded();
+  void acquire(queue::QueuePair& pair);
   void acquire_all();
   void release_all();
   void retire_all(std::uint16_t status);
@@ -171,6 +183,7 @@ class Handle {
   Identity identity_;
   std::atomic<State> state_{State::ready};
   std::atomic<bool> given_up_{false};
+  std::atomic<bool> tracing_{false};
   Geometry geometry_;
   Turn turn_;
   bool interrupts_ = false;

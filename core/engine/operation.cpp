@@ -88,6 +88,7 @@ bool Operation::stage_piece(queue::QueuePair& pair, std::uint64_t now) {
     if (paced_) scheduler.pacer().put_back(bytes, background_);
     return refuse_piece(staged);
   }
+  record_command(pair, buffer, t.offset + staged_, staged_, bytes, t.durable, submitted_);
   staged_ += bytes;
   in_segment_ += bytes;
   if (staged_ == t.size) end_staging();
@@ -197,6 +198,7 @@ void Operation::stage_other(queue::QueuePair& pair) {
   if (transfer_.opcode == Opcode::flush) {
     pair.next() = nvme::flush(g.namespace_id);
     pair.stage(request_);
+    pair.record(0, 0, submitted_, 0);
     return;
   }
   pair.next() = nvme::dataset_management(g.namespace_id, 1, nvme::kDsmDeallocate, Iova(0));
@@ -204,6 +206,8 @@ void Operation::stage_other(queue::QueuePair& pair) {
   std::uint64_t* range = pair.stage_with_page(request_);
   range[0] = (transfer_.size >> g.block_shift) << 32;  // attributes 0 in the lower half
   range[1] = transfer_.offset >> g.block_shift;
+  pair.record(transfer_.offset, static_cast<std::uint32_t>(std::min<std::uint64_t>(transfer_.size, ~std::uint32_t{0})),
+              submitted_, 0);
 }
 
 /// Every 64th empty turn: the clock, the device, the deadline. True: done.

@@ -66,12 +66,30 @@ constexpr std::uint8_t extra_of(bool paced, bool background) {
   return background ? queue::Command::kPaced | queue::Command::kBackground : paced ? queue::Command::kPaced : 0;
 }
 
+/// Records the command that was just staged, whose registration it holds. `offset` is its place in the request.
+inline void record_command(queue::QueuePair& pair, const memory::Reference& buffer, std::uint64_t position,
+                           std::uint64_t offset, std::uint32_t bytes, bool durable, std::uint64_t submitted) {
+  if (pair.trace() == nullptr) [[likely]]
+    return;
+  const auto kind = static_cast<unsigned>(buffer.registration->kind());
+  const auto route = static_cast<unsigned>(memory::Route::direct);
+  pair.record(
+      position, bytes, submitted,
+      static_cast<std::uint8_t>((offset != 0 ? queue::kTraceContinued : 0) | (durable ? queue::kTraceDurable : 0) |
+                                kind << queue::kTraceMemoryShift | route << queue::kTraceRouteShift));
+}
+
 class Operation {
  public:
   /// Checks the arguments; on a bad one the operation is done at once. The transfer outlives the operation. `pair`:
   /// goes there, whatever Handle::choose would say.
   Operation(Handle& handle, const Transfer& transfer, queue::QueuePair* pair = nullptr)
-      : handle_(handle), transfer_(transfer), request_(own_request_), pair_(pair), pinned_(pair != nullptr) {
+      : handle_(handle),
+        transfer_(transfer),
+        request_(own_request_),
+        pair_(pair),
+        pinned_(pair != nullptr),
+        submitted_(handle.tracing() ? ticks() : 0) {
     if (!check()) request_.done.store(1, std::memory_order_relaxed);
   }
   /// Goes on with a request whose only command was staged on `pair` (one_command.hpp).
@@ -137,7 +155,8 @@ class Operation {
   queue::Line::Place place_;          ///< where it waits for room
   std::uint64_t staged_ = 0;          ///< bytes
   bool all_staged_ = false;
-  std::uint64_t segment_ = 0;  ///< of a vectored request: the next one's number, and bytes staged of it
+  std::uint64_t submitted_ = 0;  ///< ticks, where the device is traced
+  std::uint64_t segment_ = 0;    ///< of a vectored request: the next one's number, and bytes staged of it
   std::uint64_t in_segment_ = 0;
   Idle idle_;
   std::uint32_t rests_ = 0;

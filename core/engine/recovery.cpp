@@ -33,12 +33,14 @@ void Handle::set_state(State state, const char* why) {
   state_.store(state, std::memory_order_seq_cst);
 }
 
-void Handle::acquire_all() {
+void Handle::acquire(queue::QueuePair& pair) {
   // Owners hold a queue pair only for a bounded moment, so this ends.
-  for (auto& pair : queues_) {
-    Idle idle;
-    while (!pair->try_acquire()) idle.pause(turn_);
-  }
+  Idle idle;
+  while (!pair.try_acquire()) idle.pause(turn_);
+}
+
+void Handle::acquire_all() {
+  for (auto& pair : queues_) acquire(*pair);
 }
 
 void Handle::release_all() {

@@ -21,7 +21,11 @@ void Scheduler::begin(const std::atomic<std::uint64_t>* virtual_clock, std::uint
 
 void Scheduler::apply() {
   pacer_->configure(settings_.pacing, std::min(chunk_, kPiece));
-  for (unsigned i = 0; i < kSizeClasses; ++i) waiting_.set(i, settings_.waiting[i]);
+  for (unsigned i = 0; i < kSizeClasses; ++i) {
+    Waiting::Way way = settings_.waiting[i];
+    way.sleeps = way.sleeps || (asked_to_sleep_ && way.explore == 0);
+    waiting_.set(i, way);
+  }
   window_.store(std::max(1u, settings_.window), std::memory_order_relaxed);
   refill_.store(std::max(1u, settings_.refill), std::memory_order_relaxed);
   background_writes_.store(settings_.background_writes, std::memory_order_relaxed);

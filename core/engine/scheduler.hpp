@@ -27,8 +27,12 @@ class Scheduler {
   /// `mode` by name; empty is "latency". Throws Failure(EINVAL).
   explicit Scheduler(const std::string& mode);
 
-  /// Lets the mode fill in what the caller left open.
-  void plan(Policy& policy) const { mode_->plan(policy); }
+  /// Lets the mode fill in what the caller left open. A caller who asks for interrupts himself has waiters sleep, by
+  /// whatever mode that does not choose by what it observes.
+  void plan(Policy& policy) {
+    asked_to_sleep_ = policy.interrupts == Interrupts::yes;
+    mode_->plan(policy);
+  }
   /// Before the queue pairs are made; `virtual_clock` as device::Device::virtual_clock. `observe` adds what only the
   /// handle knows.
   void begin(const std::atomic<std::uint64_t>* virtual_clock, std::uint32_t chunk,
@@ -68,6 +72,7 @@ class Scheduler {
   std::atomic<std::uint64_t> asked_{0};
   std::uint64_t interval_ = ~std::uint64_t{0};
   std::atomic_flag asking_;
+  bool asked_to_sleep_ = false;
   Settings settings_;  ///< by who asks
   std::uint32_t chunk_ = kPiece;
   std::function<void(Observed&)> observe_;

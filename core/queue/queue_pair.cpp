@@ -108,7 +108,24 @@ void QueuePair::take_back(std::uint32_t commands) {
   }
 }
 
-void QueuePair::retire_extra(Command& command, std::uint64_t now) {
+std::unique_ptr<Trace> QueuePair::trace_into(std::unique_ptr<Trace> trace) {
+  std::swap(trace_, trace);
+  set_open();
+  return trace;
+}
+
+void QueuePair::record_staged(std::uint64_t offset, std::uint32_t bytes, std::uint64_t submitted, std::uint8_t flags) {
+  const std::uint32_t slot = free_ids_[(staged() - 1) & id_mask_];
+  Command& command = commands_[slot];
+  const std::uint8_t opcode = submission_[(tail_ + depth_ - 1) % depth_].opcode;
+  trace_->staged(slot, static_cast<std::uint16_t>(command.id), opcode, offset, bytes, submitted, command.staged, flags);
+  command.extra |= Command::kTraced;
+}
+
+void QueuePair::retire_extra(Command& command, std::uint16_t status, std::uint64_t now) {
+  if ((command.extra & Command::kTraced) != 0 && trace_) {
+    trace_->retired(static_cast<std::uint32_t>(&command - commands_), status, now);
+  }
   if ((command.extra & Command::kLists) != 0) give_lists(command.list);
   if ((command.extra & Command::kContinued) != 0) statistics_.continued.add(1);
   if ((command.extra & Command::kPaced) != 0) {
@@ -117,6 +134,16 @@ void QueuePair::retire_extra(Command& command, std::uint64_t now) {
   }
   command.extra = 0;
   command.offset = 0;
+}
+
+/// One that failed, or has something extra.
+void QueuePair::retire_other(Command& command, std::uint16_t status, std::uint64_t now, bool stopped) {
+  if (status == 0) {
+    statistics_.bytes[command.is_write].add(command.bytes);
+  } else {
+    fail(command, status, stopped);
+  }
+  if (command.extra != 0) retire_extra(command, status, now);
 }
 
 std::uint16_t QueuePair::build_lists(nvme::SubmissionEntry& entry, const nvme::PageAddresses& memory,
@@ -177,7 +204,7 @@ std::uint32_t QueuePair::reap() {
         fail(command, nvme::CompletionWord{word}.status(), false);
       }
       if (command.extra != 0) [[unlikely]]
-        retire_extra(command, now);
+        retire_extra(command, nvme::CompletionWord{word}.status(), now);
       if (--request.in_flight == 0) {
         if (request.on_idle == OnIdle::tell) [[likely]] {
           auto& told = static_cast<ToldRequest&>(request);

@@ -26,6 +26,7 @@
 #include "queue/pacer.hpp"
 #include "queue/request.hpp"
 #include "queue/statistics.hpp"
+#include "queue/trace.hpp"
 #include "queue/wakeup.hpp"
 
 namespace ugds::queue {
@@ -47,7 +48,7 @@ struct alignas(64) Command {
   static constexpr std::uint8_t kLists = 1;       ///< has list pages
   static constexpr std::uint8_t kPaced = 2;       ///< counts against what large requests may have in flight
   static constexpr std::uint8_t kBackground = 4;  ///< with kPaced: and against what background requests may
-  static constexpr std::uint8_t kTraced = 8;
+  static constexpr std::uint8_t kTraced = 8;      ///< its retirement is recorded
   static constexpr std::uint8_t kContinued = 16;  ///< not the first of its request
   static constexpr std::uint16_t kNoList = 0xffff;
   static constexpr std::uint32_t kNoId = 0x10000;
@@ -102,7 +103,9 @@ class QueuePair {
 
   // --- For the owner -----------------------------------------------------------------------------------------------
 
-  /// Whether a command with up to `lists` list pages can be staged now, out of turn: nobody waits for room.
+  /// Whether a command with up to `lists` list pages can be staged now, out of turn: nobody waits for room. Never while
+  /// the queue is traced: the short ways, which ask this, pay nothing for tracing and leave requests to the general
+  /// ones.
   bool has_room(std::uint32_t lists) const {
     return free_count_.load(std::memory_order_relaxed) != 0 && static_cast<std::int32_t>(lists) <= open_lists_;
   }
@@ -140,13 +143,21 @@ class QueuePair {
   void stage(Request& request) { push(request, next(), false, Command::kNoRegistration, 0, 0, 0, ticks()); }
   /// Stages next(), whose data is one list page of the queue's own, and returns that page, to be filled before ring().
   std::uint64_t* stage_with_page(Request& request);
+  /// Records the command that was just staged, where the queue is traced: its data's place on the device, and when the
+  /// request reached the library. Before it is rung.
+  void record(std::uint64_t offset, std::uint32_t bytes, std::uint64_t submitted, std::uint8_t flags) {
+    if (trace_ != nullptr) [[unlikely]]
+      record_staged(offset, bytes, submitted, flags);
+  }
   /// Tells the controller of everything staged, if anything was.
   void ring() {
     if (rung_tail_ == tail_) return;
     statistics_.coalesced.add((tail_ + depth_ - rung_tail_) % depth_ - 1);
     ring_staged();
+    if (trace_ != nullptr) [[unlikely]]
+      trace_->rung(ticks());
   }
-  /// The same, for who has just staged one command.
+  /// The same, for who has just staged one command that is not recorded.
   void ring_staged() {
     rung_tail_ = tail_;
     submission_doorbell_.ring(tail_);
@@ -164,6 +175,9 @@ class QueuePair {
   void orphan(Request& request);
   /// The same for those of a batch. Their requests have nothing in flight any more.
   void orphan(const Finished& list);
+  /// Where what is staged from now on is recorded; nullptr where nothing is. Gives the one before.
+  std::unique_ptr<Trace> trace_into(std::unique_ptr<Trace> trace);
+  Trace* trace() const { return trace_.get(); }
   /// When the request's oldest command was staged, in ticks; 0 if it has none in flight. `cid` gets its identifier.
   std::uint64_t oldest(const Request& request, std::uint16_t& cid) const;
   /// The same over the requests of a batch.
@@ -196,11 +210,14 @@ class QueuePair {
   }
   std::uint16_t take_lists(std::uint32_t count);
   void give_lists(std::uint16_t first);
-  void set_open() { open_lists_ = line_.empty() ? free_lists_ : -1; }
+  void set_open() { open_lists_ = line_.empty() && trace_ == nullptr ? free_lists_ : -1; }
+  [[gnu::cold]] void record_staged(std::uint64_t offset, std::uint32_t bytes, std::uint64_t submitted,
+                                   std::uint8_t flags);
   bool has_completion() const;
   void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, std::uint64_t now, bool stopped);
   void finish(Request& request, std::uint32_t result);
-  void retire_extra(Command& command, std::uint64_t now);
+  void retire_extra(Command& command, std::uint16_t status, std::uint64_t now);
+  void retire_other(Command& command, std::uint16_t status, std::uint64_t now, bool stopped);
   template <class Chosen>
   std::uint64_t oldest_of(Chosen&& chosen, std::uint16_t& cid) const;
   bool is_of(const Command& command, const Finished& list) const;
@@ -227,7 +244,7 @@ class QueuePair {
   std::atomic<std::uint32_t> next_free_{0};
   std::uint32_t id_mask_ = 0;  ///< of a slot's number in an identifier, and of a place in the ring of free ones
   std::uint32_t phase_ = 1;
-  std::int32_t open_lists_ = 0;  ///< free_lists_, or -1 while somebody waits for room
+  std::int32_t open_lists_ = 0;  ///< free_lists_, or -1 while somebody waits for room or the queue is traced
   std::uint16_t first_list_ = Command::kNoList;
   std::uint16_t free_lists_ = 0;
   Doorbell submission_doorbell_;
@@ -242,6 +259,7 @@ class QueuePair {
   std::vector<std::uint16_t> id_slots_;
   std::vector<std::uint16_t> next_list_;
   std::unique_ptr<Wakeup> wakeup_;
+  std::unique_ptr<Trace> trace_;
   memory::Ledger ledger_;
   Statistics statistics_;
 };
@@ -311,12 +329,11 @@ inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uin
   count(1);
   ledger_.remove(command.registration);
   statistics_.latency[latency_bucket(now - command.staged)].add(1);
-  if (status == 0) [[likely]] {
+  if ((status | command.extra) == 0) [[likely]] {
     statistics_.bytes[command.is_write].add(command.bytes);
   } else {
-    fail(command, status, stopped);
+    retire_other(command, status, now, stopped);
   }
-  if (command.extra != 0) retire_extra(command, now);
   Request* request = command.request;
   if (--request->in_flight == 0) finish(*request, result);
 }

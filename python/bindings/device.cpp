@@ -347,6 +347,7 @@ nb::list queue_stats(const PyDevice& device) {
     row["commands"] = s.commands();
     row["doorbells"] = pair->doorbells();
     row["errors"] = s.errors.get();
+    row["protocol_errors"] = s.protocol_errors.get();
     row["in_flight"] = pair->load();
     row["latency_ns_histogram"] = latency_histogram(s);
     row["route"] = memory::route_name(memory::Route::direct);

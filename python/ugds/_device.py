@@ -8,12 +8,18 @@ The native `Device` is public itself, so that a read pays for no Python wrapper.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ugds import sizes
 from ugds._core import Device
 
+if TYPE_CHECKING:
+    from ugds.trace import Trace
+
+_COUNTS = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors")
+TRACE_CAPACITY = 1 << 16  # commands of each queue pair, where a caller does not say
 _STEPS = 4  # histogram buckets a doubling: bucket i counts latencies in [2^(i/4), 2^((i+1)/4)) nanoseconds
 
 
@@ -67,16 +73,19 @@ class DeviceInfo:
 @dataclass(frozen=True)
 class Stats:
     """What a device has counted since it was opened, at the moment of the call. `later - earlier` is what happened
-    between two of them. Latencies are of whole requests, from the call to its completion, in a histogram of four
-    buckets a doubling: a percentile is right to within 19%.
+    between two of them. Latencies are of commands, from their staging to their retirement, in a histogram of four
+    buckets a doubling: a percentile is right to within 19%. docs/statistics.md says more.
     """
 
+    device: str  #: its URI
+    transport: str
     requests: int
     read_bytes: int
     write_bytes: int
     commands: int
     doorbells: int
-    errors: int
+    errors: int  #: commands that failed
+    protocol_errors: int  #: completions that the controller posted and no command was waiting for
     in_flight: int
     route: str  #: direct, staged or buffered; "mixed" where queues differ
     histogram: tuple[int, ...]
@@ -84,14 +93,16 @@ class Stats:
 
     @classmethod
     def of(cls, device: Device) -> Stats:
-        return cls._sum(device.queue_stats())
+        return cls._sum(device.uri, device.transport, device.queue_stats())
 
     @classmethod
-    def _sum(cls, queues: list[dict[str, Any]]) -> Stats:
+    def _sum(cls, device: str, transport: str, queues: list[dict[str, Any]]) -> Stats:
         histograms = [queue["latency_ns_histogram"] for queue in queues]
         routes = sorted({queue["route"] for queue in queues})
-        names = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "in_flight")
+        names = (*_COUNTS, "in_flight")
         return cls(
+            device=device,
+            transport=transport,
             **{name: sum(queue[name] for queue in queues) for name in names},
             route="mixed" if len(routes) > 1 else "".join(routes),
             histogram=tuple(map(sum, zip(*histograms, strict=True))),
@@ -100,10 +111,19 @@ class Stats:
 
     def __sub__(self, earlier: Stats) -> Stats:
         before = {queue["queue"]: queue for queue in earlier.queues}
-        return self._sum([_difference(queue, before.get(queue["queue"])) for queue in self.queues])
+        rows = [_difference(queue, before.get(queue["queue"])) for queue in self.queues]
+        return self._sum(self.device, self.transport, rows)
+
+    def prometheus(self, *others: Stats) -> str:
+        """The counts of every queue in Prometheus' text exposition format, version 0.0.4, to be served as `text/plain;
+        version=0.0.4`; with those of `others`, which are other devices'. docs/statistics.md lists the metrics. Raises
+        ValueError where two of the devices have the same URI."""
+        from ugds import _prometheus
+
+        return _prometheus.text([self, *others])
 
     def percentile_ns(self, percent: float) -> float | None:
-        """The latency that `percent` of the requests did not exceed, in nanoseconds: the geometric middle of its
+        """The latency that `percent` of the commands did not exceed, in nanoseconds: the geometric middle of its
         bucket. None where nothing was counted. Raises ValueError unless 0 < percent <= 100."""
         if not 0 < percent <= 100:
             raise ValueError(f"a percentile lies above 0 and up to 100, not at {percent}")
@@ -116,12 +136,12 @@ class Stats:
 
     @property
     def p50_us(self) -> float | None:
-        """Median latency of a request in microseconds."""
+        """Median latency of a command in microseconds."""
         return _microseconds(self.percentile_ns(50))
 
     @property
     def p99_us(self) -> float | None:
-        """99th percentile of the latency of a request in microseconds."""
+        """99th percentile of the latency of a command in microseconds."""
         return _microseconds(self.percentile_ns(99))
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,9 +166,8 @@ def _difference(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str,
     """What one queue counted between two moments; what is no count (depth, in flight, route) is as it is now."""
     if before is None:
         return now
-    counts = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors")
     histogram = [a - b for a, b in zip(now["latency_ns_histogram"], before["latency_ns_histogram"], strict=True)]
-    return {**now, **{name: now[name] - before[name] for name in counts}, "latency_ns_histogram": histogram}
+    return {**now, **{name: now[name] - before[name] for name in _COUNTS}, "latency_ns_histogram": histogram}
 
 
 def _microseconds(ns: float | None) -> float | None:
@@ -161,8 +180,16 @@ def _stats(device: Device) -> Stats:
     return Stats.of(device)
 
 
+def _trace(device: Device, capacity: int = TRACE_CAPACITY) -> AbstractContextManager[Trace]:
+    """Records the life of every command inside of the `with` block: see `ugds.trace.record`."""
+    from ugds import trace
+
+    return trace.record(device, capacity)
+
+
 def attach() -> None:
-    """Gives the native class `info` and `stats()`."""
+    """Gives the native class `info`, `stats()` and `trace()`."""
     cls: Any = Device
     cls.info = property(DeviceInfo.of, doc="What the device says of itself (see `DeviceInfo`). Thread-safe.")
     cls.stats = _stats
+    cls.trace = _trace

@@ -34,6 +34,7 @@ COMMANDS = [
     ["bench", "setup"],
     ["bench", "overhead"],
     ["bench", "completion"],
+    ["bench", "replay"],
 ]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ugds._report import Record
+from ugds._report import CommandError, Record
 
 # What a benchmark needs is loaded by those who run it: this module is part of every command's start.
 
@@ -20,7 +20,7 @@ def _sync(arguments: argparse.Namespace) -> list[Record]:
     sizes = load.parse_sizes(arguments.sizes or (figure and _list(figure.sizes)) or "4KiB,64KiB,1MiB,16MiB")
     numbers = arguments.threads or (figure and _list(figure.threads)) or "1,4"
     threads = load.parse_numbers(numbers, "--threads", load.MOST_THREADS)
-    processes: int | None = arguments.processes or (figure.processes if figure else None)
+    processes = _processes(arguments, figure.processes if figure else None)
     with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
         modes = (arguments.mode,) if arguments.mode else modes
         return sync.measure(measured, modes, sizes, threads, arguments.seconds, processes)
@@ -31,8 +31,9 @@ def _mixed(arguments: argparse.Namespace) -> list[Record]:
 
     sizes = load.parse_sizes(arguments.sizes)
     threads = load.parse_numbers(arguments.threads, "--threads", load.MOST_THREADS)
+    processes = _processes(arguments, None)
     with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
-        return mixed.measure(measured, arguments.read_percent, sizes, threads, arguments.seconds, arguments.processes)
+        return mixed.measure(measured, arguments.read_percent, sizes, threads, arguments.seconds, processes)
 
 
 def _batch(arguments: argparse.Namespace) -> list[Record]:
@@ -43,7 +44,7 @@ def _batch(arguments: argparse.Namespace) -> list[Record]:
     sizes = load.parse_sizes(arguments.sizes or _list(figure.sizes))
     depths = load.parse_numbers(arguments.depths or _list(figure.depths), "--depths", 1024)
     modes = (arguments.mode,) if arguments.mode else figure.modes
-    processes = arguments.processes or figure.processes
+    processes = _processes(arguments, figure.processes)
     with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
         return batch_figures.measure(measured, modes, sizes, depths, arguments.total or figure.total, processes)
 
@@ -66,6 +67,22 @@ def _completion(arguments: argparse.Namespace) -> list[Record]:
     return completion.measure(arguments.device, arguments.seconds)
 
 
+def _replay(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import replay
+
+    a = arguments
+    return replay.measure(a.file, a.device, a.speed, a.threads, a.overwrite, a.process)
+
+
+def _processes(arguments: argparse.Namespace, default: int | None) -> int | None:
+    """How many fresh processes to measure in; None: in this one, whose devices alone can be traced."""
+    if arguments.trace is None:
+        return arguments.processes or default
+    if arguments.processes is not None:
+        raise CommandError("--trace records devices of this process: leave out --processes", status=2)
+    return None
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
@@ -82,4 +99,5 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "setup": _setup,
     "overhead": _overhead,
     "completion": _completion,
+    "replay": _replay,
 }

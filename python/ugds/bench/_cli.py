@@ -55,10 +55,22 @@ def seconds(text: str) -> float:
     return value
 
 
+def speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 1e6:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a factor from 0 to 1000000')
+    return value
+
+
 def run(arguments: argparse.Namespace) -> int:
     from ugds import bench
+    from ugds.bench import _devices
 
-    records = bench.BENCHMARKS[arguments.benchmark](arguments)
+    with _devices.traced(getattr(arguments, "trace", None)):
+        records = bench.BENCHMARKS[arguments.benchmark](arguments)
     if arguments.json:
         for record in records:
             print(record.json())
@@ -67,8 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
     device = records[0].device if records else arguments.device
     several = len({record.device for record in records}) > 1
     console.print(f"ugds bench {arguments.benchmark}{'' if several else f' on {device}'}", markup=False)
-    for part in _report.records_tables(records):
-        console.print(part)
+    if arguments.benchmark == "replay":
+        from ugds.bench import replay
+
+        console.print(replay.table(records[0]))
+    else:
+        for part in _report.records_tables(records):
+            console.print(part)
     if arguments.benchmark == "completion" and bench.was_crowded(records):
         console.print(
             "The polling thread did not have its processor for itself: other programs were running, and what they cost "
@@ -100,6 +117,7 @@ def add_commands(command: MakeCommand) -> None:
     _mixed(command)
     _batch(command)
     _others(command)
+    _replay(command)
     made = command(
         "report",
         report,
@@ -196,6 +214,7 @@ def _others(command: MakeCommand) -> None:
     )
     setup.add_argument("--repetitions", type=positive, default=10, help="and openings in one process (%(default)s)")
     _device_option(setup, "emulated:1GiB")
+    _trace_option(setup)
 
     overhead = command(
         "overhead",
@@ -223,6 +242,32 @@ def _others(command: MakeCommand) -> None:
     completion.add_argument("--seconds", type=seconds, default=1.0, help="for each way of waiting (%(default)s)")
     completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
     _json_option(completion)
+    _trace_option(completion)
+
+
+def _replay(command: MakeCommand) -> None:
+    replay = command(
+        "replay",
+        run,
+        "the requests of a trace once more, at their times or as fast as possible, and both latencies side by side",
+        "examples:\n"
+        "  ugds bench sync --trace sync.json\n"
+        "  ugds bench replay sync.json\n"
+        "  ugds bench replay sync.json --speed 0 --threads 4 --device 'emulated:1GiB?latency=80us'\n"
+        "  ugds bench replay sync.json --json\n\n"
+        "Operation, offset, size and time of each request are replayed, not its data. Each thread waits for a request\n"
+        "before it takes the next: late_p99_us says how late requests were issued for want of threads or processors.",
+    )
+    replay.add_argument("file", metavar="FILE", help="a trace, by --trace or ugds.trace.write_chrome")
+    replay.add_argument("--device", metavar="URI", help="where to replay (where it was recorded, if that is emulated)")
+    replay.add_argument("--process", type=positive, metavar="N", help="which device of a trace of several")
+    replay.add_argument(
+        "--speed", type=speed, default=1.0, metavar="FACTOR", help="of time; 0: no waiting (%(default)s)"
+    )
+    replay.add_argument("--threads", type=positive, metavar="N", help="as many as requests overlapped, 64 at most")
+    replay.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
+    _json_option(replay)
+    _trace_option(replay)
 
 
 BASELINES = """\
@@ -251,6 +296,7 @@ def _target_options(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="allow devices and files that may hold data: it is lost"
     )
     _device_option(parser, "emulated:1GiB")
+    _trace_option(parser, "; nothing is measured in fresh processes then")
 
 
 def _device_option(parser: argparse.ArgumentParser, default: str) -> None:
@@ -260,3 +306,11 @@ def _device_option(parser: argparse.ArgumentParser, default: str) -> None:
 
 def _json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+
+
+def _trace_option(parser: argparse.ArgumentParser, more: str = "") -> None:
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help=f"also record every command of this process, for ui.perfetto.dev; makes small requests dearer{more}",
+    )

@@ -25,6 +25,7 @@ from ugds import sizes as units
 from ugds._demo import in_memory
 from ugds._report import CommandError, Record
 from ugds.bench import load
+from ugds.bench._devices import opened
 from ugds.bench.fio import FileTarget
 from ugds.bench.load import GIB
 from ugds.bench.targets import DeviceTarget, Target
@@ -50,7 +51,7 @@ def run_batch(device: Any, mode: str, size: int, depth: int, total: int) -> list
 
 def once(uri: str, mode: str, size: int, depth: int, total: int) -> tuple[list[float], str, str]:
     """In this process; memory and route with it."""
-    with ugds.open(uri) as device:
+    with opened(uri) as device:
         wanted = max(total, 2 * depth * size)
         if device.capacity < wanted:
             raise CommandError(f"{uri} holds less than {units.format(wanted)}, which this needs", status=2)
@@ -70,11 +71,14 @@ def in_fresh_process(uri: str, mode: str, size: int, depth: int, total: int) -> 
     return seconds, memory, route
 
 
-def baseline_batch(target: Target, mode: str, size: int, depth: int, total: int) -> tuple[list[float], str, str]:
-    """The same on a target of either kind: seconds of each batch, memory, route."""
+def baseline_batch(
+    target: Target, mode: str, size: int, depth: int, total: int, fresh: bool = True
+) -> tuple[list[float], str, str]:
+    """The same on a target of either kind, a device by a fresh process or by this one: seconds of each batch, memory,
+    route."""
     if isinstance(target, FileTarget):
         return target.batches(mode, size, depth, total), target.memory, target.route
-    return in_fresh_process(target.uri, mode, size, depth, total)
+    return (in_fresh_process if fresh else once)(target.uri, mode, size, depth, total)
 
 
 def measure(
@@ -83,10 +87,11 @@ def measure(
     sizes: Sequence[int],
     depths: Sequence[int],
     total: int,
-    processes: int,
+    processes: int | None,
 ) -> list[Record]:
-    """A record for each mode, size, depth and target, the measured device's first: medians of fresh processes. Writes
-    to the device."""
+    """A record for each mode, size, depth and target, the measured device's first: medians of fresh processes, or once
+    in this one. Writes to the device."""
+    fresh = processes is not None
     for target in targets:
         if "read" in modes and isinstance(target, DeviceTarget) and not in_memory(target.uri):
             _ = target.device  # fills it
@@ -95,8 +100,10 @@ def measure(
     for mode in modes:
         for size in sizes:
             for depth in depths:
-                rounds = [[baseline_batch(t, mode, size, depth, total) for t in targets] for _ in range(processes)]
-                params = {"mode": mode, "size": size, "depth": depth, "total": total, "processes": processes}
+                point = (mode, size, depth, total)
+                rounds = [[baseline_batch(t, *point, fresh) for t in targets] for _ in range(processes or 1)]
+                params = {"mode": mode, "size": size, "depth": depth, "total": total}
+                params |= {"processes": processes} if fresh else {}
                 for target, runs in zip(targets, zip(*rounds, strict=True), strict=True):
                     said = {**params, **({} if target.kind is None else {"baseline": target.kind})}
                     figures = _figures([seconds for seconds, _, _ in runs], size * depth)

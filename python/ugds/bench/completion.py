@@ -11,6 +11,7 @@ import ugds
 from ugds._core import Device, Registration
 from ugds._demo import in_memory
 from ugds._report import CommandError, Record
+from ugds.bench._devices import opened
 
 _KIB, _MIB = 1 << 10, 1 << 20
 # A small request of a fast device, and a large one of a device with the bandwidth of one SSD. The large one is one
@@ -36,17 +37,17 @@ def measure(uri: str | None, seconds: float) -> list[Record]:
 
 
 def _compare(uri: str, size: int, seconds: float, of_interest: str) -> Record:
-    with ugds.open(uri, interrupts=False, queues=1) as polled:
+    with opened(uri, interrupts=False, queues=1) as polled:
         # Any other is one handle's at a time: it is opened anew for the other way.
         shared = in_memory(uri)
         if shared:
-            with ugds.open(uri, interrupts=True, queues=1) as sleeping:
+            with opened(uri, interrupts=True, queues=1) as sleeping:
                 points = _rounds(polled, sleeping, size, seconds)
         else:
             points = {"polling": _alone(polled, size, seconds)}
-        opened = polled.uri
+        measured = polled.uri
     if not shared:
-        with ugds.open(uri, interrupts=True, queues=1) as sleeping:
+        with opened(uri, interrupts=True, queues=1) as sleeping:
             _demand_interrupts(sleeping)
             points["interrupt"] = _alone(sleeping, size, seconds)
     polling, interrupt = points["polling"], points["interrupt"]
@@ -60,7 +61,7 @@ def _compare(uri: str, size: int, seconds: float, of_interest: str) -> Record:
     # Each figure is published once, for the size at which it is of interest.
     other = {"polling_speedup", "interrupt_cpu_percent"} - {of_interest}
     published = {name: value for name, value in figures.items() if name not in other}
-    return Record("completion", {"size": size, "threads": 1, "rounds": ROUNDS}, opened, "host", "direct", published)
+    return Record("completion", {"size": size, "threads": 1, "rounds": ROUNDS}, measured, "host", "direct", published)
 
 
 def _demand_interrupts(device: Device) -> None:

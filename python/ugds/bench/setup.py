@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import ugds
 from ugds import _report
 from ugds._report import CommandError, Record
+from ugds.bench._devices import opened
 
 SIZE = 4096
 
@@ -41,17 +42,16 @@ def first_read(uri: str) -> tuple[Stages, str, str]:
     """From just before `ugds.open` to the completed first read; memory and route of the registration."""
     memory, clock = mmap.mmap(-1, SIZE), time.perf_counter_ns
     start = clock()
-    device = ugds.open(uri)
-    opened = clock()
-    # A server of another process reaches only memory that it can map.
-    registration = ugds.empty(SIZE) if device.transport == "vfio-user" else ugds.register(memory)
-    registered = clock()
-    device.read(registration)
-    end = clock()
-    where = registration.memory, registration.route
-    registration.close()
-    device.close()
-    return Stages(opened - start, registered - opened, end - registered), *where
+    with opened(uri) as device:
+        ready = clock()
+        # A server of another process reaches only memory that it can map.
+        registration = ugds.empty(SIZE) if device.transport == "vfio-user" else ugds.register(memory)
+        registered = clock()
+        device.read(registration)
+        end = clock()
+        where = registration.memory, registration.route
+        registration.close()
+    return Stages(ready - start, registered - ready, end - registered), *where
 
 
 def in_fresh_process(uri: str) -> Stages:

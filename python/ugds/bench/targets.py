@@ -24,6 +24,7 @@ from ugds._core import Device
 from ugds._demo import in_memory
 from ugds._report import CommandError
 from ugds.bench import load as loads_of
+from ugds.bench._devices import opened
 from ugds.bench.fio import ENGINES, FileTarget
 from ugds.bench.load import LARGEST, SPAN, Load, Result
 
@@ -52,6 +53,7 @@ class DeviceTarget:
         self.uri = uri
         self.kind = kind
         self._opened: Device | None = None
+        self._closing = ExitStack()
 
     def __enter__(self) -> DeviceTarget:
         return self
@@ -62,21 +64,18 @@ class DeviceTarget:
         self.close()
 
     def close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened.close()
+        self._opened = None
+        self._closing.close()
 
     @property
     def device(self) -> Device:
         if self._opened is None:
-            device = ugds.open(self.uri)
-            try:
+            with ExitStack() as opening:
+                device = opening.enter_context(opened(self.uri))
                 if device.capacity < LARGEST:
                     raise CommandError(f"{self.uri} holds less than {units.format(LARGEST)}, which this needs", 2)
                 loads_of.fill(device, min(device.capacity, SPAN))
-            except BaseException:
-                device.close()
-                raise
+                self._closing = opening.pop_all()
             self._opened = device
         return self._opened
 
