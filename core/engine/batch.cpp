@@ -275,6 +275,13 @@ void Batch::explain(Entry& entry, Error& error) {
   entry.status = 0;
 }
 
+bool Batch::is_settled(std::uint32_t generation) {
+  acquire();
+  const bool settled = !owns(generation) || !has_backlog();
+  pair_.release();
+  return settled;
+}
+
 bool Batch::settle(std::uint32_t generation, const Interrupt& interrupt) {
   Wait wait;
   for (;;) {

@@ -23,8 +23,9 @@ nb::object text(const char* bytes) {
   return out;
 }
 
-/// An instance of ugds.Error with every field of the core's error.
-nb::object instance(const Error& error) {
+}  // namespace
+
+nb::object error_object(const Error& error) {
   nb::object raised = nb::borrow(error_type)(error.code, text(error.message().c_str()));
   raised.attr("operation") = text(error.operation);
   raised.attr("device") = text(error.device);
@@ -37,8 +38,6 @@ nb::object instance(const Error& error) {
   raised.attr("hint") = text(error.hint);
   return raised;
 }
-
-}  // namespace
 
 void define_errors(nb::module_& m) {
   error_type = PyErr_NewExceptionWithDoc(
@@ -62,7 +61,7 @@ void define_errors(nb::module_& m) {
 
 void set_error(const Error& error) noexcept {
   try {
-    PyErr_SetObject(error_type, instance(error).ptr());
+    PyErr_SetObject(error_type, error_object(error).ptr());
   } catch (nb::python_error& other) {
     other.restore();
   } catch (...) {

@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -23,6 +24,8 @@ namespace nb = nanobind;
 
 /// Makes `ugds.Error` and its translation from Failure.
 void define_errors(nb::module_& m);
+/// An instance of `ugds.Error` with every field of the core's error.
+nb::object error_object(const Error& error);
 /// Sets Python's error indicator to `ugds.Error` for an error of the core.
 void set_error(const Error& error) noexcept;
 /// Throws a Failure, which becomes `ugds.Error` where the call returns to Python.
@@ -103,6 +106,7 @@ struct PyRegistration {
 /// closes, and by I/O when something is left.
 void collect_retired();
 bool anything_retired();
+void count_retired(std::ptrdiff_t change);
 
 /// The type of Python's Registration objects.
 extern PyTypeObject* registration_type;

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <nanobind/stl/string.h>
 
+#include "batch.hpp"
 #include "common.hpp"
 #include "ugds.h"
 
@@ -35,6 +36,7 @@ NB_MODULE(_core, m) {
   define_errors(m);
   define_registration(m);
   define_device(m);
+  define_batch(m);
   define_testing(m);
   define_serve(m);
   m.def("version", &version);

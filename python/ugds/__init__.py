@@ -39,8 +39,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ugds import _device, sizes
+from ugds import _batch, _device, sizes
 from ugds._core import (
+    Batch,
+    Completions,
     Device,
     Error,
     Registration,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from ugds.host import Controller
 
 _device.attach()
+_batch.attach()
 
 __version__ = version()
 
