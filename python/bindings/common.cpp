@@ -128,11 +128,16 @@ Unlocked::~Unlocked() {
 }
 
 PyDevice::~PyDevice() {
+  leak_progress();
+  const auto end = [&] {
+    engine::Table::instance().abandon(id);
+    stop_progress();
+  };
   // Whoever is inside may need the lock to get out.
   if (PyGILState_Check() != 0) {
-    without_lock([&] { engine::Table::instance().abandon(id); });
+    without_lock(end);
   } else {
-    engine::Table::instance().abandon(id);
+    end();
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -68,12 +69,20 @@ engine::Interrupt python_interrupt();
 /// Raises the exception that a signal handler left, if one did.
 void check_interrupt();
 
+class Progress;
+
 /// Device and Registration as their Python types hold them.
 struct PyDevice {
   engine::HandleId id = 0;
   std::string uri;
   std::string transport;
+  std::mutex progress_lock;
+  std::shared_ptr<Progress> progress;  ///< of awaits (progress.hpp), from the first on
   ~PyDevice();
+  /// When the device is closed. Without the interpreter lock.
+  void stop_progress();
+  /// In a child of a fork it is left as it is.
+  void leak_progress();
 };
 
 /// The Python memory that a registration keeps alive: a buffer view, a DLPack import, or memory of ours.

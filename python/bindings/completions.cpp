@@ -42,7 +42,7 @@ void Results::note(const engine::Done& done, const std::shared_ptr<Unseen>& unse
   failed->error = *done.error;
   failed->cookie = done.cookie;
   failed->unseen = unseen;
-  unseen->add(failed);
+  if (unseen) unseen->add(failed);
   failures_.push_back(std::move(failed));
 }
 

@@ -206,7 +206,12 @@ void discard(const PyDevice& device, nb::handle offset, nb::handle size) {
   raise_last();
 }
 
-void close(const PyDevice& device, double drain) {
+bool is_closed(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  return !handle;
+}
+
+void close(PyDevice& device, double drain) {
   if (!(drain >= 0)) raise_new(EINVAL, "close", "a negative time", "give seconds");
   auto& table = Table::instance();
   const int code = without_lock([&] {
@@ -220,6 +225,7 @@ void close(const PyDevice& device, double drain) {
     // A wedged controller is reset from outside; what even that does not stop stays as it is.
     return table.close(device.id, Table::Mode::force, limit);
   });
+  if (code != EBUSY && is_closed(device)) without_lock([&] { device.stop_progress(); });
   collect_retired();
   if (code != EBUSY) return;  // closed now, or before
   Error error;
@@ -229,11 +235,6 @@ void close(const PyDevice& device, double drain) {
   set_cause(error, "requests are in flight, or the device is wedged and its buffers are held");
   set_hint(error, "wait for the requests; a wedged device needs an external reset");
   raise(error);
-}
-
-bool is_closed(const PyDevice& device) {
-  const Table::Use handle(Table::instance(), device.id);
-  return !handle;
 }
 
 const char* state(const PyDevice& device) {
@@ -365,7 +366,7 @@ void define_device(nb::module_& m) {
                "they do not\n"
                "end, or if the device is wedged and cannot be reset. Does nothing the second time.")
           .def("__enter__", [](nb::object self) { return self; })
-          .def("__exit__", [](const PyDevice& self, nb::args) { close(self, 5.0); })
+          .def("__exit__", [](PyDevice& self, nb::args) { close(self, 5.0); })
           .def("__reduce__",
                [](const PyDevice&) -> nb::object {
                  throw nb::type_error("a Device cannot be pickled: open its URI in the other process");

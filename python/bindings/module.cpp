@@ -6,6 +6,7 @@
 
 #include "batch.hpp"
 #include "common.hpp"
+#include "progress.hpp"
 #include "ugds.h"
 
 namespace {
@@ -25,6 +26,7 @@ void close_all() {
   ugds::python::stop_servers();
   auto& table = ugds::engine::Table::instance();
   while (const auto id = table.nth(0)) table.abandon(id);
+  ugds::python::stop_progress();
 }
 
 }  // namespace
@@ -37,6 +39,7 @@ NB_MODULE(_core, m) {
   define_registration(m);
   define_device(m);
   define_batch(m);
+  define_progress(m);
   define_testing(m);
   define_serve(m);
   m.def("version", &version);

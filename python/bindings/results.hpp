@@ -50,7 +50,8 @@ struct Failed {
   std::shared_ptr<Unseen> unseen;
 
   void look() {
-    if (!seen.exchange(true, std::memory_order_relaxed)) unseen->count.fetch_sub(1, std::memory_order_relaxed);
+    if (!seen.exchange(true, std::memory_order_relaxed) && unseen)
+      unseen->count.fetch_sub(1, std::memory_order_relaxed);
   }
 };
 
@@ -69,6 +70,10 @@ class Results {
 
   std::size_t size() const { return count_; }
   const Result* data() const { return items_; }
+  void clear() {
+    count_ = 0;
+    failures_.clear();
+  }
   const std::vector<std::shared_ptr<Failed>>& failures() const { return failures_; }
 
   /// Throws std::bad_alloc; nothing has changed then.

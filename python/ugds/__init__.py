@@ -39,7 +39,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ugds import _batch, _device, sizes
+from ugds import _aio, _batch, _device, sizes
 from ugds._core import (
     Batch,
     Completions,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 _device.attach()
 _batch.attach()
+_aio.attach()
 
 __version__ = version()
 
