@@ -107,8 +107,6 @@ std::uint64_t size_argument(nb::handle value, const char* name, const char* oper
   return bytes;
 }
 
-namespace {
-
 bool is_ending() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
@@ -116,8 +114,6 @@ bool is_ending() {
   return _Py_IsFinalizing() != 0;
 #endif
 }
-
-}  // namespace
 
 Unlocked::Unlocked() : ending_(is_ending()), state_(PyEval_SaveThread()) {}
 

@@ -49,6 +49,9 @@ class Unlocked {
   PyThreadState* state_;
 };
 
+/// Whether the interpreter is ending: whoever does not have its lock by now does not get it any more.
+bool is_ending();
+
 /// Runs `body` without the interpreter lock; what it throws is thrown on with the lock.
 template <class Body>
 auto without_lock(Body&& body) {
@@ -131,6 +134,7 @@ View view_of(nb::handle buffer, const char* operation);
 
 void define_registration(nb::module_& m);
 void define_device(nb::module_& m);
+void define_modes(nb::module_& m);
 void define_testing(nb::module_& m);
 void define_serve(nb::module_& m);
 

@@ -258,6 +258,9 @@ nb::dict info(const PyDevice& device) {
   fields["max_transfer"] = identity.max_transfer;
   fields["queues"] = handle->queues().size();
   fields["depth"] = handle->queues()[0]->depth();
+  fields["batch_depth"] = handle->batch_pair().depth();
+  fields["batch_memory"] = handle->batch_memory();
+  fields["mode"] = handle->scheduler().mode();
   fields["volatile_write_cache"] = identity.volatile_write_cache;
   fields["shadow_doorbells"] = identity.shadow_doorbells;
   fields["completion"] = handle->completion();
@@ -291,6 +294,8 @@ nb::list queue_stats(const PyDevice& device) {
     const queue::Statistics& s = pair->statistics();
     nb::dict row;
     row["queue"] = pair->id();
+    row["role"] = pair == handle->queues().back() && handle->queues().size() > 1 ? "batch" : "shared";
+    row["mode"] = handle->scheduler().mode();
     row["depth"] = pair->depth();
     const queue::Wakeup* wakeup = pair->wakeup();
     row["completion"] = wakeup != nullptr && wakeup->armed() ? "interrupt" : "polling";
@@ -380,11 +385,11 @@ void define_device(nb::module_& m) {
 
   m.def(
       "open",
-      [](const std::string& uri, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth, double deadline,
-         std::optional<bool> interrupts) {
+      [](const std::string& uri, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues,
+         std::uint32_t depth, double deadline, std::optional<bool> interrupts) {
         if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
         collect_retired();
-        engine::Policy policy{.namespace_id = ns, .queues = queues, .depth = depth};
+        engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};
         policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
         if (interrupts) policy.interrupts = *interrupts ? engine::Interrupts::yes : engine::Interrupts::no;
         auto device = std::make_unique<PyDevice>();
@@ -394,9 +399,11 @@ void define_device(nb::module_& m) {
         device->transport = device::transport_name(handle->device().transport());
         return device.release();  // Python's now
       },
-      nb::arg("uri"), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0, nb::arg("depth") = 0,
-      nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
+      nb::arg("uri"), nb::arg("mode") = nb::none(), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0,
+      nb::arg("depth") = 0, nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
       "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up.\n\n"
+      "mode: what it is to be good at, one of `ugds.modes()`; left out: as the URI says (`?mode=`), else \"latency\" "
+      "(docs/modes.md).\n"
       "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the "
       "library's\n"
       "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the "

@@ -40,6 +40,7 @@ NB_MODULE(_core, m) {
   define_device(m);
   define_batch(m);
   define_progress(m);
+  define_modes(m);
   define_testing(m);
   define_serve(m);
   m.def("version", &version);

@@ -48,9 +48,11 @@ from ugds._core import (
     Registration,
     Server,
     empty,
+    modes,
     open,
     register,
     register_dmabuf,
+    register_mode,
     serve,
     version,
 )
