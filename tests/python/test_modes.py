@@ -127,10 +127,10 @@ def test_a_mode_may_put_writes_into_the_background(open_ssd: OpenSsd) -> None:
     """While small requests come, one command of a background request is in flight; a normal write has more."""
     limited = Settings(background_writes=True, pacing=Pacing(0.0, 0.0, background_share=0.0))
     ugds.register_mode("test-background", lambda: Fixed(limited))
-    most = {}
+    typical = {}
     for mode, priority in (("test-background", None), ("test-background", "normal")):
-        ssd = open_ssd("emulated:64MiB?latency=1ms", mode=mode, queues=2)
-        with ugds.empty(BLOCK) as small, ugds.empty(8 * MIB) as large:
+        ssd = open_ssd("emulated:64MiB?latency=300us", mode=mode, queues=2)
+        with ugds.empty(BLOCK) as small, ugds.empty(32 * MIB) as large:
             ssd.read(small)  # somebody to protect
             done = threading.Event()
 
@@ -140,14 +140,14 @@ def test_a_mode_may_put_writes_into_the_background(open_ssd: OpenSsd) -> None:
 
             thread = threading.Thread(target=write)
             thread.start()
-            highest = 0
+            seen = []
             while not done.is_set():
                 ssd.read(small)
-                highest = max(highest, ssd.stats().in_flight)
+                seen.append(ssd.stats().in_flight)
             thread.join()
-            most[mode, priority] = highest
-    assert most["test-background", None] <= 2, most
-    assert most["test-background", "normal"] > 2, most
+            typical[mode, priority] = sorted(seen)[len(seen) // 2]
+    assert typical["test-background", None] <= 2, typical
+    assert typical["test-background", "normal"] > 4, typical
 
 
 def test_priority_is_a_word_that_exists(ssd: ugds.Device) -> None:
