@@ -127,7 +127,9 @@ void Batch::accept(Entry& entry, const Wanted& w) {
   if (refusal != Refusal::none || t.size == 0) return end(entry, refusal);
   const bool background = t.opcode == Opcode::write && handle_.scheduler().background_writes();
   t.priority = priority_ != Priority::unsaid ? priority_ : background ? Priority::background : Priority::normal;
-  const bool large = t.size > kSmall || t.priority == Priority::background;
+  // What a small one holds is one command.
+  const std::uint64_t small = std::min<std::uint64_t>(kSmall, handle_.geometry().chunk);
+  const bool large = t.size > small || t.priority == Priority::background;
   entry.on_idle = large ? queue::OnIdle::wait_to_count : queue::OnIdle::wait_to_tell;
   (large ? large_ : small_).push(entry);
 }
