@@ -113,8 +113,9 @@ void Batch::accept(Entry& entry, const Wanted& w, const memory::Reference& buffe
   if (refusal != Refusal::none || t.size == 0) return end(entry, refusal);
   const bool background = t.opcode == Opcode::write && handle_.scheduler().background_writes();
   t.priority = priority_ != Priority::unsaid ? priority_ : background ? Priority::background : Priority::normal;
-  const bool large =
-      t.size > std::min<std::uint64_t>(kSmall, handle_.geometry().chunk) || t.priority == Priority::background;
+  // What a small one holds is one command.
+  const std::uint64_t small = std::min<std::uint64_t>(kSmall, handle_.geometry().chunk);
+  const bool large = t.size > small || t.priority == Priority::background;
   entry.on_idle = large ? queue::OnIdle::wait_to_count : queue::OnIdle::wait_to_tell;
   (large ? large_ : small_).push(entry);
 }
@@ -262,6 +263,13 @@ void Batch::explain(Entry& entry, Error& error) {
   entry.stopped = entry.expired = false;
   entry.refusal = Refusal::none;
   entry.status = 0;
+}
+
+bool Batch::is_settled(std::uint32_t generation) {
+  acquire();
+  const bool settled = !owns(generation) || !has_backlog();
+  pair_.release();
+  return settled;
 }
 
 bool Batch::settle(std::uint32_t generation, const Interrupt& interrupt) {

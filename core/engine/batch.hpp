@@ -80,6 +80,8 @@ class Batch {
 
   /// Goes on until every request that was taken has been given to the device, or has failed; false: interrupted.
   bool settle(std::uint32_t generation, const Interrupt& interrupt);
+  /// Whether there is nothing to wait for in settle().
+  bool is_settled(std::uint32_t generation);
   /// Takes back what was not given to the device: it ends with ECANCELED, and what is right of it is told. Returns how
   /// many requests that were, or kClosed.
   std::int64_t cancel(std::uint32_t generation);

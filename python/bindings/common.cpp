@@ -23,8 +23,9 @@ nb::object text(const char* bytes) {
   return out;
 }
 
-/// An instance of ugds.Error with every field of the core's error.
-nb::object instance(const Error& error) {
+}  // namespace
+
+nb::object error_object(const Error& error) {
   nb::object raised = nb::borrow(error_type)(error.code, text(error.message().c_str()));
   raised.attr("operation") = text(error.operation);
   raised.attr("device") = text(error.device);
@@ -37,8 +38,6 @@ nb::object instance(const Error& error) {
   raised.attr("hint") = text(error.hint);
   return raised;
 }
-
-}  // namespace
 
 void define_errors(nb::module_& m) {
   error_type = PyErr_NewExceptionWithDoc(
@@ -62,7 +61,7 @@ void define_errors(nb::module_& m) {
 
 void set_error(const Error& error) noexcept {
   try {
-    PyErr_SetObject(error_type, instance(error).ptr());
+    PyErr_SetObject(error_type, error_object(error).ptr());
   } catch (nb::python_error& other) {
     other.restore();
   } catch (...) {
@@ -108,8 +107,6 @@ std::uint64_t size_argument(nb::handle value, const char* name, const char* oper
   return bytes;
 }
 
-namespace {
-
 bool is_ending() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
@@ -117,8 +114,6 @@ bool is_ending() {
   return _Py_IsFinalizing() != 0;
 #endif
 }
-
-}  // namespace
 
 Unlocked::Unlocked() : ending_(is_ending()), state_(PyEval_SaveThread()) {}
 
@@ -129,11 +124,16 @@ Unlocked::~Unlocked() {
 }
 
 PyDevice::~PyDevice() {
+  leak_progress();
+  const auto end = [&] {
+    engine::Table::instance().abandon(id);
+    stop_progress();
+  };
   // Whoever is inside may need the lock to get out.
   if (PyGILState_Check() != 0) {
-    without_lock([&] { engine::Table::instance().abandon(id); });
+    without_lock(end);
   } else {
-    engine::Table::instance().abandon(id);
+    end();
   }
 }
 

@@ -5,9 +5,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -23,6 +25,8 @@ namespace nb = nanobind;
 
 /// Makes `ugds.Error` and its translation from Failure.
 void define_errors(nb::module_& m);
+/// An instance of `ugds.Error` with every field of the core's error.
+nb::object error_object(const Error& error);
 /// Sets Python's error indicator to `ugds.Error` for an error of the core.
 void set_error(const Error& error) noexcept;
 /// Throws a Failure, which becomes `ugds.Error` where the call returns to Python.
@@ -45,6 +49,9 @@ class Unlocked {
   PyThreadState* state_;
 };
 
+/// Whether the interpreter is ending: whoever does not have its lock by now does not get it any more.
+bool is_ending();
+
 /// Runs `body` without the interpreter lock; what it throws is thrown on with the lock.
 template <class Body>
 auto without_lock(Body&& body) {
@@ -65,12 +72,20 @@ engine::Interrupt python_interrupt();
 /// Raises the exception that a signal handler left, if one did.
 void check_interrupt();
 
+class Progress;
+
 /// Device and Registration as their Python types hold them.
 struct PyDevice {
   engine::HandleId id = 0;
   std::string uri;
   std::string transport;
+  std::mutex progress_lock;
+  std::shared_ptr<Progress> progress;  ///< of awaits (progress.hpp), from the first on
   ~PyDevice();
+  /// When the device is closed. Without the interpreter lock.
+  void stop_progress();
+  /// In a child of a fork it is left as it is.
+  void leak_progress();
 };
 
 /// The Python memory that a registration keeps alive: a buffer view, a DLPack import, or memory of ours.
@@ -103,6 +118,7 @@ struct PyRegistration {
 /// closes, and by I/O when something is left.
 void collect_retired();
 bool anything_retired();
+void count_retired(std::ptrdiff_t change);
 
 /// The type of Python's Registration objects.
 extern PyTypeObject* registration_type;
@@ -118,6 +134,7 @@ View view_of(nb::handle buffer, const char* operation);
 
 void define_registration(nb::module_& m);
 void define_device(nb::module_& m);
+void define_modes(nb::module_& m);
 void define_testing(nb::module_& m);
 void define_serve(nb::module_& m);
 void define_measure(nb::module_& m);

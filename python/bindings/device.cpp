@@ -10,7 +10,9 @@
 #include <cmath>
 #include <iterator>
 
+#include "arguments.hpp"
 #include "base/clock.hpp"
+#include "batch.hpp"
 #include "common.hpp"
 #include "engine/one_command.hpp"
 #include "engine/unaligned.hpp"
@@ -20,6 +22,7 @@ namespace ugds::python {
 namespace {
 
 using engine::OneCommand;
+using engine::Priority;
 using engine::Table;
 using engine::Transfer;
 using nvme::Opcode;
@@ -110,30 +113,34 @@ inline std::int64_t wait(engine::Handle& handle, OneCommand& command, const Tran
   raise_last();
 }
 
-/// A flag as Python's `if` takes it.
-inline bool flag(PyObject* value) {
-  if (value == nullptr || value == Py_False) return false;
-  const int truth = PyObject_IsTrue(value);
-  if (truth < 0) throw nb::python_error();
-  return truth != 0;
-}
+// `read` and `write` are plain methods of the C API, not nanobind's: their calls are the cost of a request in Python.
+
+enum Argument { kBuffer, kOffset, kSize, kPlace, kPriority, kDurable, kUnaligned, kArguments };
+constexpr const char* kNames[kArguments] = {"buffer",   "offset",  "size",     "buffer_offset",
+                                            "priority", "durable", "unaligned"};
+Names<kArguments>* names;
 
 template <Opcode opcode>
 std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
   constexpr const char* name = opcode == Opcode::read ? "read" : "write";
   if (anything_retired()) [[unlikely]]
     collect_retired();
-  if (a[0] == nullptr) throw nb::type_error("missing argument: buffer");
-  const Range range = range_of(a[0], a[3], a[2] == Py_None ? nullptr : a[2], name);
-  const Transfer t{opcode,     range.buffer, a[1] == nullptr ? 0 : bytes_argument(a[1], "offset", name),
-                   range.size, range.offset, opcode == Opcode::write && flag(a[4])};
-  const bool unaligned = opcode == Opcode::read || flag(a[5]);
+  if (a[kBuffer] == nullptr) throw nb::type_error("missing argument: buffer");
+  const Range range = range_of(a[kBuffer], a[kPlace], a[kSize] == Py_None ? nullptr : a[kSize], name);
+  const Transfer t{opcode,
+                   range.buffer,
+                   a[kOffset] == nullptr ? 0 : bytes_argument(a[kOffset], "offset", name),
+                   range.size,
+                   range.offset,
+                   opcode == Opcode::write && flag(a[kDurable]),
+                   a[kPriority] == nullptr ? Priority::unsaid : priority_argument(a[kPriority], name)};
+  const bool unaligned = opcode == Opcode::read || flag(a[kUnaligned]);
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) [[unlikely]]
     raise_stale(device, name);
   OneCommand command;
   std::int64_t result;
-  if (!t.durable && !handle->rings_may_block() &&
+  if (!t.durable && t.priority != Priority::background && !handle->rings_may_block() &&
       command.start(*handle, handle.caller(), opcode, t.buffer, t.offset, t.size, t.buffer_offset)) [[likely]] {
     result = wait(*handle, command, t);
   } else {
@@ -144,95 +151,41 @@ std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
   return result;
 }
 
-// `read` and `write` are plain methods of the C API, not nanobind's: their calls are the cost of a request in Python.
-
-constexpr const char* kNames[] = {"buffer", "offset", "size", "buffer_offset", "durable", "unaligned"};
-constexpr std::size_t kPositional = 4;
-PyObject* interned[std::size(kNames)];
-
-[[noreturn, gnu::cold]] void refuse_keyword(PyObject* keyword) {
-  throw nb::type_error(("unexpected or repeated keyword argument \"" +
-                        nb::cast<std::string>(nb::str(nb::handle(keyword))) +
-                        "\"; the arguments are buffer, offset, size, buffer_offset, and for write durable, unaligned")
-                           .c_str());
-}
-
-/// Puts `count` known arguments into `out` by name.
-inline void parse(PyObject* const* args, std::size_t positional, PyObject* keywords, std::size_t count,
-                  PyObject** out) {
-  if (positional > kPositional) [[unlikely]]
-    throw nb::type_error("at most 4 positional arguments: buffer, offset, size, buffer_offset");
-  for (std::size_t i = 0; i < positional; ++i) out[i] = args[i];
-  if (keywords == nullptr) return;
-  const auto given = static_cast<std::size_t>(PyTuple_GET_SIZE(keywords));
-  for (std::size_t k = 0; k < given; ++k) {
-    PyObject* keyword = PyTuple_GET_ITEM(keywords, static_cast<Py_ssize_t>(k));
-    std::size_t i = 0;
-    while (i < count && keyword != interned[i]) ++i;
-    if (i == count) [[unlikely]] {  // a name that was made at run time
-      for (i = 0; i < count && PyUnicode_CompareWithASCIIString(keyword, kNames[i]) != 0; ++i) {
-      }
-    }
-    if (i == count || out[i] != nullptr) [[unlikely]]
-      refuse_keyword(keyword);
-    out[i] = args[positional + k];
-  }
-}
-
 template <Opcode opcode>
 PyObject* method(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
   try {
-    PyObject* arguments[std::size(kNames)] = {};
-    parse(args, static_cast<std::size_t>(positional), keywords,
-          opcode == Opcode::read ? kPositional : std::size(kNames), arguments);
+    PyObject* arguments[kArguments] = {};
+    names->parse(args, static_cast<std::size_t>(positional), keywords, opcode == Opcode::read ? kDurable : kArguments,
+                 arguments);
     if (!nb::inst_ready(self)) [[unlikely]]
       throw nb::type_error("a Device is made by ugds.open()");
     return PyLong_FromLongLong(transfer<opcode>(*nb::inst_ptr<PyDevice>(self), arguments));
-  } catch (nb::python_error& error) {
-    error.restore();
-  } catch (const Failure& failure) {
-    Error error = failure.error();
-    // What was refused before the device was looked at is named for it all the same.
-    if (error.device[0] == '\0') set_device(error, nb::inst_ptr<PyDevice>(self)->uri.c_str());
-    set_error(error);
-  } catch (const nb::builtin_exception& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    return translate(nb::inst_ptr<PyDevice>(self)->uri.c_str());
   }
-  return nullptr;
 }
 
 PyMethodDef methods[] = {
-    {"read", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&method<Opcode::read>)),
-     METH_FASTCALL | METH_KEYWORDS,
-     "read($self, buffer, offset=0, size=None, buffer_offset=0)\n--\n\n"
+    {"read", method_pointer(&method<Opcode::read>), METH_FASTCALL | METH_KEYWORDS,
+     "read($self, buffer, offset=0, size=None, buffer_offset=0, *, priority=None)\n--\n\n"
      "Reads `size` bytes at `offset` of the device into a registered buffer, at `buffer_offset`; returns `size`.\n\n"
      "buffer: a Registration, or a view of memory inside of one. Offsets and size are bytes (an int, or text such as\n"
      "\"1MiB\"); size defaults to the rest of the buffer. Whole blocks into memory at a multiple of 4 bytes go "
      "direct;\n"
-     "other edges go through a buffer of ours.\n\n"
+     "other edges go through a buffer of ours. priority: \"background\" is behind every other request, \"normal\" is "
+     "not;\n"
+     "without it the device's mode says.\n\n"
      "Raises `ugds.Error`: EINVAL (arguments, buffer not registered), ERANGE (beyond the device), EACCES (read-only\n"
      "buffer), EIO and others by NVMe status, ETIMEDOUT, ENODEV, EBADF (closed). Thread-safe. The interpreter lock is\n"
      "released where the wait is longer than some 15 microseconds; Ctrl-C ends it."},
-    {"write", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&method<Opcode::write>)),
-     METH_FASTCALL | METH_KEYWORDS,
-     "write($self, buffer, offset=0, size=None, buffer_offset=0, *, durable=False, unaligned=False)\n--\n\n"
+    {"write", method_pointer(&method<Opcode::write>), METH_FASTCALL | METH_KEYWORDS,
+     "write($self, buffer, offset=0, size=None, buffer_offset=0, *, priority=None, durable=False, "
+     "unaligned=False)\n--\n\n"
      "Writes `size` bytes of a registered buffer, from `buffer_offset`, to `offset` of the device; returns `size`.\n\n"
      "As `read`. `durable=True`: on the medium when it returns, else after `flush()`. `unaligned=True` allows partial\n"
      "blocks, whose other bytes are read and rewritten, not atomically against other writers of the same blocks;\n"
      "without it they raise EINVAL."},
 };
-
-void add_methods(nb::handle type) {
-  for (std::size_t i = 0; i < std::size(kNames); ++i) interned[i] = PyUnicode_InternFromString(kNames[i]);
-  for (PyMethodDef& definition : methods) {
-    const nb::object descriptor =
-        nb::steal(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &definition));
-    if (!descriptor.is_valid()) throw nb::python_error();
-    nb::setattr(type, definition.ml_name, descriptor);
-  }
-}
 
 void flush(const PyDevice& device) {
   const Table::Use handle(Table::instance(), device.id);
@@ -253,7 +206,12 @@ void discard(const PyDevice& device, nb::handle offset, nb::handle size) {
   raise_last();
 }
 
-void close(const PyDevice& device, double drain) {
+bool is_closed(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  return !handle;
+}
+
+void close(PyDevice& device, double drain) {
   if (!(drain >= 0)) raise_new(EINVAL, "close", "a negative time", "give seconds");
   auto& table = Table::instance();
   const int code = without_lock([&] {
@@ -267,6 +225,7 @@ void close(const PyDevice& device, double drain) {
     // A wedged controller is reset from outside; what even that does not stop stays as it is.
     return table.close(device.id, Table::Mode::force, limit);
   });
+  if (code != EBUSY && is_closed(device)) without_lock([&] { device.stop_progress(); });
   collect_retired();
   if (code != EBUSY) return;  // closed now, or before
   Error error;
@@ -276,11 +235,6 @@ void close(const PyDevice& device, double drain) {
   set_cause(error, "requests are in flight, or the device is wedged and its buffers are held");
   set_hint(error, "wait for the requests; a wedged device needs an external reset");
   raise(error);
-}
-
-bool is_closed(const PyDevice& device) {
-  const Table::Use handle(Table::instance(), device.id);
-  return !handle;
 }
 
 const char* state(const PyDevice& device) {
@@ -304,6 +258,9 @@ nb::dict info(const PyDevice& device) {
   fields["max_transfer"] = identity.max_transfer;
   fields["queues"] = handle->queues().size();
   fields["depth"] = handle->queues()[0]->depth();
+  fields["batch_depth"] = handle->batch_pair().depth();
+  fields["batch_memory"] = handle->batch_memory();
+  fields["mode"] = handle->scheduler().mode();
   fields["volatile_write_cache"] = identity.volatile_write_cache;
   fields["shadow_doorbells"] = identity.shadow_doorbells;
   fields["completion"] = handle->completion();
@@ -337,6 +294,8 @@ nb::list queue_stats(const PyDevice& device) {
     const queue::Statistics& s = pair->statistics();
     nb::dict row;
     row["queue"] = pair->id();
+    row["role"] = pair == handle->queues().back() && handle->queues().size() > 1 ? "batch" : "shared";
+    row["mode"] = handle->scheduler().mode();
     row["depth"] = pair->depth();
     const queue::Wakeup* wakeup = pair->wakeup();
     row["completion"] = wakeup != nullptr && wakeup->armed() ? "interrupt" : "polling";
@@ -401,12 +360,19 @@ void define_device(nb::module_& m) {
           .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
                "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
           .def("queue_stats", &queue_stats)
+          .def("batch", &open_batch, nb::arg("depth") = 128, nb::kw_only(), nb::arg("priority").none() = nb::none(),
+               nb::sig("def batch(self, depth: int = 128, *, priority: str | None = None) -> Batch"),
+               "A `Batch` of requests of which up to `depth` (1 to 1048576) are in flight, or ended and not collected, "
+               "at once.\n"
+               "priority: of all of them, \"normal\" or \"background\"; without it the device's mode says. Raises "
+               "`ugds.Error`:\n"
+               "EINVAL, EMFILE (more than 256 batches are open on the device), ENOMEM, EBADF. Thread-safe.")
           .def("close", &close, nb::arg("drain") = 5.0,
                "Waits for at most `drain` seconds for requests that run, then closes. Raises `ugds.Error` (EBUSY) if "
                "they do not\n"
                "end, or if the device is wedged and cannot be reset. Does nothing the second time.")
           .def("__enter__", [](nb::object self) { return self; })
-          .def("__exit__", [](const PyDevice& self, nb::args) { close(self, 5.0); })
+          .def("__exit__", [](PyDevice& self, nb::args) { close(self, 5.0); })
           .def("__reduce__",
                [](const PyDevice&) -> nb::object {
                  throw nb::type_error("a Device cannot be pickled: open its URI in the other process");
@@ -414,15 +380,17 @@ void define_device(nb::module_& m) {
           .def("__repr__",
                [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
 
-  add_methods(type);
+  names = new Names<kArguments>(kNames, kPriority,
+                                "buffer, offset, size, buffer_offset, priority, and for write durable, unaligned");
+  add_methods(type, methods);
 
   m.def(
       "open",
-      [](const std::string& uri, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth, double deadline,
-         std::optional<bool> interrupts) {
+      [](const std::string& uri, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues,
+         std::uint32_t depth, double deadline, std::optional<bool> interrupts) {
         if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
         collect_retired();
-        engine::Policy policy{.namespace_id = ns, .queues = queues, .depth = depth};
+        engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};
         policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
         if (interrupts) policy.interrupts = *interrupts ? engine::Interrupts::yes : engine::Interrupts::no;
         auto device = std::make_unique<PyDevice>();
@@ -432,9 +400,11 @@ void define_device(nb::module_& m) {
         device->transport = device::transport_name(handle->device().transport());
         return device.release();  // Python's now
       },
-      nb::arg("uri"), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0, nb::arg("depth") = 0,
-      nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
+      nb::arg("uri"), nb::arg("mode") = nb::none(), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0,
+      nb::arg("depth") = 0, nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
       "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up.\n\n"
+      "mode: what it is to be good at, one of `ugds.modes()`; left out: as the URI says (`?mode=`), else \"latency\" "
+      "(docs/modes.md).\n"
       "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the "
       "library's\n"
       "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the "

@@ -4,7 +4,9 @@
 #include <dlfcn.h>
 #include <nanobind/stl/string.h>
 
+#include "batch.hpp"
 #include "common.hpp"
+#include "progress.hpp"
 #include "ugds.h"
 
 namespace {
@@ -24,6 +26,7 @@ void close_all() {
   ugds::python::stop_servers();
   auto& table = ugds::engine::Table::instance();
   while (const auto id = table.nth(0)) table.abandon(id);
+  ugds::python::stop_progress();
 }
 
 }  // namespace
@@ -35,6 +38,9 @@ NB_MODULE(_core, m) {
   define_errors(m);
   define_registration(m);
   define_device(m);
+  define_batch(m);
+  define_progress(m);
+  define_modes(m);
   define_testing(m);
   define_serve(m);
   define_measure(m);

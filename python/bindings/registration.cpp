@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "batch.hpp"
 #include "common.hpp"
 
 namespace ugds::python {
@@ -316,11 +317,16 @@ PyRegistration::~PyRegistration() {
   retired_count.fetch_add(1, std::memory_order_relaxed);
 }
 
+void count_retired(std::ptrdiff_t change) {
+  retired_count.fetch_add(static_cast<std::size_t>(change), std::memory_order_relaxed);
+}
+
 bool anything_retired() { return retired_count.load(std::memory_order_relaxed) != 0; }
 
 void collect_retired() {
   if (!anything_retired()) return;
   reap_all();
+  collect_retired_batches();
   std::vector<Retired> closed;  // destroyed after the lock is let go: it drops Python references
   std::lock_guard guard(retired_lock);
   std::erase_if(retired(), [&](Retired& item) {
@@ -328,7 +334,7 @@ void collect_retired() {
     closed.push_back(std::move(item));
     return true;
   });
-  retired_count.store(retired().size(), std::memory_order_relaxed);
+  count_retired(-static_cast<std::ptrdiff_t>(closed.size()));
 }
 
 View view_of(nb::handle buffer, const char* operation) {

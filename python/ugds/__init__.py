@@ -39,16 +39,20 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ugds import _device, sizes
+from ugds import _aio, _batch, _device, sizes
 from ugds._core import (
+    Batch,
+    Completions,
     Device,
     Error,
     Registration,
     Server,
     empty,
+    modes,
     open,
     register,
     register_dmabuf,
+    register_mode,
     serve,
     version,
 )
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
     from ugds.host import Controller
 
 _device.attach()
+_batch.attach()
+_aio.attach()
 
 __version__ = version()
 

@@ -38,6 +38,9 @@ class DeviceInfo:
     max_transfer: int  #: of one command; larger requests are split
     queues: int  #: I/O queue pairs in use
     depth: int  #: entries of each
+    batch_depth: int  #: entries of the one that batches and awaits use
+    batch_memory: str  #: what that one's rings are in: huge pages, or why not
+    mode: str  #: what the device is to be good at (see `ugds.modes`)
     volatile_write_cache: bool  #: what was written needs `flush()` or `durable=True` to survive a loss of power
     shadow_doorbells: bool
     completion: str  #: "interrupt" or "polling", with the reason where that is not what was asked for
@@ -61,7 +64,9 @@ class DeviceInfo:
             "capacity": f"{sizes.format(self.capacity)} ({self.capacity} bytes), namespace {self.namespace}",
             "block size": sizes.format(self.block_size),
             "max transfer": f"{sizes.format(self.max_transfer)} a command",
-            "queues": f"{self.queues} of depth {self.depth}",
+            "queues": f"{self.queues} of depth {self.depth}, for batches {self.batch_depth}",
+            "batch queue": self.batch_memory or "the one that there is",
+            "mode": self.mode,
             "write cache": "volatile: flush() makes writes durable" if self.volatile_write_cache else "none",
             "doorbells": "shadow" if self.shadow_doorbells else "mapped",
             "completion": self.completion,
