@@ -67,14 +67,14 @@ uGDSError_t refuse_closed(const Name& name, const Table::Use& handle) {
 
 /// What no state of the device or of a buffer could make right.
 bool is_malformed(const uGDSIOParams_t& p, std::uint64_t block_mask) {
-  return p.base == nullptr || p.size == 0 || p.file_offset < 0 || p.buf_offset < 0 ||
+  return p.base == nullptr || p.size == 0 || p.file_offset < 0 ||
          ((static_cast<std::uint64_t>(p.file_offset) | p.size) & block_mask) != 0 || (p.opcode & ~1) != 0;
 }
 
 uGDSError_t refuse_malformed(unsigned index, const uGDSIOParams_t& p) {
   const char* why = p.base == nullptr                       ? "a null buffer"
                     : p.size == 0                           ? "a size of 0"
-                    : p.file_offset < 0 || p.buf_offset < 0 ? "a negative offset"
+                    : p.file_offset < 0 ? "a negative offset"
                     : (p.opcode & ~1) != 0                  ? "an opcode that is neither 0 (read) nor 1 (write)"
                                                             : "an offset or size that is no multiple of the block size";
   Error& error = last_error() = Error{};
@@ -97,6 +97,9 @@ int status_of(const Done& done) {
 /// Requests as the engine takes them. Neighbours are mostly of one buffer, which is looked up once.
 class Requests {
  public:
+  /// The memory is at base + buf_offset, wherever base is.
+  static constexpr bool kOffsetsTell = true;
+
   Requests(const uGDSIOParams_t* params, Reference& buffer) : params_(params), buffer_(&buffer) {}
 
   const Reference& begin_run(std::size_t i) {

@@ -186,6 +186,9 @@ std::size_t Batch::stage_run(queue::QueuePair::Burst& burst, const Run& run, Req
   queue::QueuePair::Burst::Stretch stretch(burst, most);
   Entry* entry = next;
   for (; !stretch.full(); ++from) {
+    if constexpr (!Requests::kOffsetsTell) {
+      if (!requests.same_buffer(from)) break;
+    }
     const Wanted w = requests(from);
     // What lies in one of the memory's pages lies in one of the controller's. A size of 0 wraps to the largest.
     const std::uint64_t at = first + w.buffer_offset, in_page = at & (kPage - 1), rest = w.size - 1;

@@ -54,6 +54,7 @@ inline Batch& batch_of(const PyBatch& self, const Table::Use& handle, const char
 
 /// Requests of one buffer, with cookies in a row. To be copied.
 struct Plain {
+  static constexpr bool kOffsetsTell = false;
   const memory::Reference* memory;
   const std::uint64_t *offsets, *sizes, *places;
   std::size_t offset_mask, size_mask, place_mask;
@@ -76,6 +77,7 @@ struct Plain {
 
 /// Any others.
 struct General {
+  static constexpr bool kOffsetsTell = false;
   const Plain* plain;
   const Buffers* buffers;
   const std::uint64_t* versions;  ///< of the buffers, where they are a list
@@ -100,6 +102,7 @@ struct General {
 /// The same from some request on.
 template <class All>
 struct From {
+  static constexpr bool kOffsetsTell = All::kOffsetsTell;
   All all;
   std::size_t first;
 

@@ -95,6 +95,7 @@ std::pair<std::uint64_t, std::uint64_t> time_threads(const PyDevice& device, con
 
 /// The requests of one batch: neighbours on the device and in memory.
 struct InOrder {
+  static constexpr bool kOffsetsTell = false;
   const memory::Reference& reference;
   std::uint64_t size, places;
   const memory::Reference& begin_run(std::size_t) { return reference; }

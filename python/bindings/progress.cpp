@@ -268,6 +268,7 @@ std::uint32_t Progress::board(Wish& wish) {
 
 /// One request, for the engine.
 struct One {
+  static constexpr bool kOffsetsTell = false;
   const Wish* wish;
   std::uint32_t slot;
   const memory::Reference& begin_run(std::size_t) const { return wish->buffer; }

@@ -382,6 +382,26 @@ TEST_CASE(
   CHECK(next.submit(list) == 1);
 }
 
+TEST_CASE("batch: neighbours of different buffers go each to its own") {
+  Open open("emulated:16MiB?pump=caller");
+  Buffer all(64 * KiB), one(64 * KiB), two(64 * KiB);
+  all.fill(3);
+  REQUIRE(write(open.handle, all, 0, 64 * KiB) == 64 * KiB);
+  OpenBatch batch(open.handle, 16);
+  std::vector<Request> list;
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    list.push_back(reading(i / 2 % 2 == 0 ? one : two, i * 4 * KiB, 4 * KiB, i * 4 * KiB, i));
+  }
+  REQUIRE(batch.submit(list) == 16);
+  CHECK(batch.all().size() == 16);
+  for (std::uint64_t i = 0; i < 16; ++i) {
+    Buffer& mine = i / 2 % 2 == 0 ? one : two;
+    Buffer& other = i / 2 % 2 == 0 ? two : one;
+    CHECK(std::memcmp(mine.data() + i * 4 * KiB, all.data() + i * 4 * KiB, 4 * KiB) == 0);
+    CHECK(std::memcmp(other.data() + i * 4 * KiB, all.data() + i * 4 * KiB, 4 * KiB) != 0);
+  }
+}
+
 TEST_CASE("batch: memory that is closed in the middle is refused, not read") {
   Open open("emulated:16MiB");
   auto buffer = std::make_unique<Buffer>(64 * KiB);
@@ -389,6 +409,7 @@ TEST_CASE("batch: memory that is closed in the middle is refused, not read") {
   const Buffer kept(64 * KiB);
   const memory::Reference stale = buffer->reference();
   struct Stale {
+    static constexpr bool kOffsetsTell = false;
     const memory::Reference& reference;
     const memory::Reference& begin_run(std::size_t) { return reference; }
     const memory::Reference& buffer() const { return reference; }

@@ -32,6 +32,7 @@ inline Request writing(const Buffer& buffer, std::uint64_t offset, std::uint64_t
 
 class Requests {
  public:
+  static constexpr bool kOffsetsTell = false;
   explicit Requests(const std::vector<Request>& list) : list_(list.data()) {}
   const memory::Reference& begin_run(std::size_t i) {
     run_ = list_[i].buffer;
