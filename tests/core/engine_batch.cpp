@@ -16,6 +16,16 @@ std::vector<Request> small_reads(const Buffer& buffer, unsigned count) {
   return list;
 }
 
+/// Reads of one registration, open or not.
+struct Stale {
+  static constexpr bool kOffsetsTell = false;
+  const memory::Reference& reference;
+  const memory::Reference& begin_run(std::size_t) { return reference; }
+  const memory::Reference& buffer() const { return reference; }
+  bool same_buffer(std::size_t) const { return true; }
+  Wanted operator()(std::size_t i) const { return {.size = 4096, .cookie = i}; }
+};
+
 void inject_status(Open& open, std::uint64_t offset) {
   emulator::Fault fault;
   fault.status = nvme::status::unrecovered_read_error;
@@ -408,14 +418,6 @@ TEST_CASE("batch: memory that is closed in the middle is refused, not read") {
   OpenBatch batch(open.handle, 64);
   const Buffer kept(64 * KiB);
   const memory::Reference stale = buffer->reference();
-  struct Stale {
-    static constexpr bool kOffsetsTell = false;
-    const memory::Reference& reference;
-    const memory::Reference& begin_run(std::size_t) { return reference; }
-    const memory::Reference& buffer() const { return reference; }
-    bool same_buffer(std::size_t) const { return true; }
-    Wanted operator()(std::size_t i) const { return {.size = 4096, .cookie = i}; }
-  };
   buffer.reset();
   CHECK(batch.batch().submit(batch.id.generation, 3, false, Stale{stale}, [](std::size_t) { return false; }) == 3);
   for (const auto& [cookie, told] : batch.all()) CHECK(told.result == -ESTALE);
