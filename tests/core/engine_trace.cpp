@@ -24,6 +24,7 @@ constexpr const char* kUri = "emulated:16MiB?pump=caller&mdts=5";
 
 /// Requests of one buffer.
 struct Asked {
+  static constexpr bool kOffsetsTell = false;
   const std::vector<Wanted>* all;
   const memory::Reference* registration;
 
