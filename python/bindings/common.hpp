@@ -120,5 +120,6 @@ void define_registration(nb::module_& m);
 void define_device(nb::module_& m);
 void define_testing(nb::module_& m);
 void define_serve(nb::module_& m);
+void define_simulate(nb::module_& m);
 
 }  // namespace ugds::python

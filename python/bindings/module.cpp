@@ -37,6 +37,7 @@ NB_MODULE(_core, m) {
   define_device(m);
   define_testing(m);
   define_serve(m);
+  define_simulate(m);
   m.def("version", &version);
   m.def("library_path", &library_path);
   m.def("close_all", [] { ugds::python::without_lock([] { close_all(); }); });
