@@ -59,8 +59,12 @@ bool Pacer::take(std::uint32_t bytes, bool background, bool first) {
       return false;
     first = first && mine == 0;
   }
-  if (!first && all + bytes > limit_.load(std::memory_order_relaxed)) {
+  const bool full = all != 0 && all + bytes > limit_.load(std::memory_order_relaxed);
+  if (first && (!full || background)) {
+    if (waits_.load(std::memory_order_relaxed)) waits_.store(false, std::memory_order_relaxed);
+  } else if (full || waits_.load(std::memory_order_relaxed)) {
     refused_.store(true, std::memory_order_relaxed);
+    if (first) waits_.store(true, std::memory_order_relaxed);
     return false;
   }
   const std::uint64_t now_in_flight = in_flight_.fetch_add(bytes, std::memory_order_relaxed) + bytes;

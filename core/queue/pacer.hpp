@@ -83,6 +83,7 @@ class Pacer {
   std::atomic<std::uint32_t> staged_{0};  ///< commands ever counted
   std::atomic<bool> protects_{false};
   std::atomic<bool> refused_{false};  ///< since the last adjustment
+  std::atomic<bool> waits_{false};    ///< a request that has nothing in flight was refused, and none has been let in since
   std::atomic<std::uint64_t> peak_{0};
 
   alignas(64) std::atomic<std::uint64_t> ratios_{0};  ///< of latencies to the idle device's, summed, in 256ths
