@@ -218,7 +218,7 @@ bool Batch::pump_large(std::uint64_t now, std::uint32_t& quantum) {
     if (!first && pair_.load() >= most) break;
     const auto bytes = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(entry.transfer.size - entry.staged, scheduler.piece(g.chunk)));
-    if (!scheduler.pacer().take(bytes, background, first)) break;
+    if (!scheduler.pacer().take(bytes, background, first, entry.waits_since)) break;
     const bool last = entry.staged + bytes == entry.transfer.size;
     if (last) entry.on_idle = queue::OnIdle::count;
     if (entry.staged == 0) ++large_staged_;

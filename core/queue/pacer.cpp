@@ -14,6 +14,8 @@ namespace {
 constexpr std::uint32_t kLeastSamples = 16;
 /// The least that is allowed in flight beside each request's one command, in pieces.
 constexpr std::uint64_t kFloor = 2;
+/// How often others are refused for the sake of one that does not come, before it is taken for gone.
+constexpr std::uint32_t kPatience = 64;
 /// How often the device is looked at nearly idle, and how soon small requests count as gone for background requests.
 constexpr std::uint64_t kEpoch = 2'000'000'000, kActive = 1'000'000;
 
@@ -50,7 +52,27 @@ bool Pacer::others_came(std::uint64_t now) {
   return at != 0 && now - at < span(kActive);
 }
 
-bool Pacer::take(std::uint32_t bytes, bool background, bool first) {
+/// Whether a request may go on that is not a background request's only command.
+bool Pacer::admit(std::uint64_t all, bool full, bool first, std::uint64_t& waits_since) {
+  const std::uint64_t longest = longest_.load(std::memory_order_relaxed);
+  if (!full && longest == kNobody) [[likely]]
+    return true;
+  refused_.store(true, std::memory_order_relaxed);
+  if (!first) return false;  // until what it has in flight has ended at the latest
+  if (waits_since == 0) waits_since = std::max<std::uint64_t>(now(ticks()), 1);
+  if (full) {
+    lower(longest_, waits_since);
+    return false;
+  }
+  // Who waited longer may have gone away, and says so to nobody.
+  if (all != 0 && waits_since > longest && passed_.fetch_add(1, std::memory_order_relaxed) < kPatience) return false;
+  // The others will say again since when they wait.
+  longest_.store(kNobody, std::memory_order_relaxed);
+  passed_.store(0, std::memory_order_relaxed);
+  return true;
+}
+
+bool Pacer::take(std::uint32_t bytes, bool background, bool first, std::uint64_t& waits_since) {
   const std::uint64_t all = in_flight_.load(std::memory_order_relaxed);
   if (background) {
     const std::uint64_t mine = background_.load(std::memory_order_relaxed), theirs = all - std::min(all, mine);
@@ -60,13 +82,9 @@ bool Pacer::take(std::uint32_t bytes, bool background, bool first) {
     first = first && mine == 0;
   }
   const bool full = all != 0 && all + bytes > limit_.load(std::memory_order_relaxed);
-  if (first && (!full || background)) {
-    if (waits_.load(std::memory_order_relaxed)) waits_.store(false, std::memory_order_relaxed);
-  } else if (full || waits_.load(std::memory_order_relaxed)) {
-    refused_.store(true, std::memory_order_relaxed);
-    if (first) waits_.store(true, std::memory_order_relaxed);
-    return false;
-  }
+  // Background requests would have none at all where others always want more than there is.
+  if (!(background && first) && !admit(all, full, first, waits_since)) return false;
+  waits_since = 0;
   const std::uint64_t now_in_flight = in_flight_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
   if (background) background_.fetch_add(bytes, std::memory_order_relaxed);
   staged_.fetch_add(1, std::memory_order_relaxed);

@@ -6,7 +6,9 @@
 //
 // While small requests come, the bytes in flight are kept where the latency of a large request's commands is some
 // factor above that of an idle device (the idea of TCP Vegas): that much fills the device, and more would only wait
-// inside of it. Nobody to protect: no limit. A request may always have one command in flight, so nobody starves.
+// inside of it. Nobody to protect: no limit. Nobody has a second command in flight while somebody waits for the first,
+// and those who wait for it are let in in the order in which they came, so nobody starves; background requests always
+// have one among all of them.
 //
 // Small requests pay nothing for any of it: they are seen by the queue pairs' own counts.
 #pragma once
@@ -47,8 +49,9 @@ class Pacer {
   }
 
   /// Whether a command of a large or background request may be staged; it is counted then. `first`: its request has
-  /// nothing in flight. Thread-safe.
-  bool take(std::uint32_t bytes, bool background, bool first);
+  /// nothing in flight. `waits_since` is the request's own, 0 at first: since when it has asked for that one.
+  /// Thread-safe.
+  bool take(std::uint32_t bytes, bool background, bool first, std::uint64_t& waits_since);
   /// What take() counted has retired, `latency` after it was staged.
   void give(std::uint32_t bytes, bool is_write, bool background, std::uint64_t latency);
   /// What take() counted was not staged after all.
@@ -64,12 +67,13 @@ class Pacer {
 
   std::uint64_t span(std::uint64_t ns) const;
   bool others_came(std::uint64_t now);
+  bool admit(std::uint64_t all, bool full, bool first, std::uint64_t& waits_since);
   void sample(std::uint32_t bytes, bool is_write, std::uint64_t latency);
   void adjust();
   void follow(std::uint64_t now, std::uint64_t ratio);
   void begin_epoch(std::uint64_t now);
 
-  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1;
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1, kNobody = ~std::uint64_t{0};
 
   const std::atomic<std::uint64_t>* const virtual_clock_;
   std::vector<const QueuePair*> pairs_;
@@ -83,7 +87,10 @@ class Pacer {
   std::atomic<std::uint32_t> staged_{0};  ///< commands ever counted
   std::atomic<bool> protects_{false};
   std::atomic<bool> refused_{false};  ///< since the last adjustment
-  std::atomic<bool> waits_{false};    ///< a request that has nothing in flight was refused, and none has been let in since
+  /// Since when the request waits that has nothing in flight and has waited longest, as far as they have said since one
+  /// of them was let in; and how often it was given room that it did not come for.
+  std::atomic<std::uint64_t> longest_{kNobody};
+  std::atomic<std::uint32_t> passed_{0};
   std::atomic<std::uint64_t> peak_{0};
 
   alignas(64) std::atomic<std::uint64_t> ratios_{0};  ///< of latencies to the idle device's, summed, in 256ths

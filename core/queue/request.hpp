@@ -44,6 +44,7 @@ class Finished;
 /// A request whose end is told to a list instead of a waiter.
 struct ToldRequest : Request {
   Finished* list = nullptr;
+  std::uint64_t waits_since = 0;  ///< see Pacer::take
 };
 
 /// Requests in the order in which they ended. Under the ownership of their queue.
