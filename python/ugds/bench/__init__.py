@@ -66,6 +66,12 @@ def _completion(arguments: argparse.Namespace) -> list[Record]:
     return completion.measure(arguments.device, arguments.seconds)
 
 
+def _fairness(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import fairness
+
+    return fairness.measure(arguments.device, arguments.seconds)
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
@@ -82,4 +88,5 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "setup": _setup,
     "overhead": _overhead,
     "completion": _completion,
+    "fairness": _fairness,
 }

@@ -100,6 +100,7 @@ def add_commands(command: MakeCommand) -> None:
     _mixed(command)
     _batch(command)
     _others(command)
+    _scheduling(command)
     made = command(
         "report",
         report,
@@ -223,6 +224,23 @@ def _others(command: MakeCommand) -> None:
     completion.add_argument("--seconds", type=seconds, default=1.0, help="for each way of waiting (%(default)s)")
     completion.add_argument("--device", metavar="URI", default=None, help="the same reads on this device instead")
     _json_option(completion)
+
+
+def _scheduling(command: MakeCommand) -> None:
+    fairness = command(
+        "fairness",
+        run,
+        "small reads beside large ones on one device, simulated: this library's scheduling and the uGDS paper's",
+        "examples:\n  ugds bench fairness\n  ugds bench fairness --json | grep small_p99_ratio\n"
+        "  ugds bench fairness --device 'emulated:256MiB?latency=10us&bandwidth=13GiB/s&mdts=6'\n\n"
+        "small_p99_ratio_batch is the p99 of 4 KiB reads beside a batch of 1 MiB reads over their p99 on an idle "
+        "device,\nsmall_p99_ratio_sync the same beside synchronous reads of 16 MiB; large_throughput_share is what "
+        "the large reads\ngot of the device's bandwidth, the lesser of the two. docs/scheduling.md says what is "
+        "simulated, and what is not.",
+    )
+    fairness.add_argument("--seconds", type=seconds, default=2.0, help="of virtual time, for each load (%(default)s)")
+    fairness.add_argument("--device", metavar="URI", default=None, help="an emulated device, instead of four of them")
+    _json_option(fairness)
 
 
 BASELINES = """\
