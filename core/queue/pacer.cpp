@@ -61,23 +61,31 @@ bool Pacer::is_full(std::uint64_t all, std::uint32_t bytes) const {
   return all != 0 && all + bytes > limit_.load(std::memory_order_relaxed);
 }
 
+bool Pacer::Turns::is_turn_of(std::uint64_t since) {
+  return since <= longest_.load(std::memory_order_relaxed) ||
+         passed_.fetch_add(1, std::memory_order_relaxed) >= kPatience;
+}
+
+void Pacer::Turns::wait(std::uint64_t since) { lower(longest_, since); }
+
+void Pacer::Turns::let_in() {
+  longest_.store(kNobody, std::memory_order_relaxed);
+  passed_.store(0, std::memory_order_relaxed);
+}
+
 /// Whether a request may go on as far as large requests are concerned.
 bool Pacer::admit(std::uint64_t all, bool full, bool first, std::uint64_t& waits_since) {
-  const std::uint64_t longest = longest_.load(std::memory_order_relaxed);
-  if (!full && longest == kNobody) [[likely]]
+  if (!full && large_turns_.nobody_waits()) [[likely]]
     return true;
   refused_.store(true, std::memory_order_relaxed);
   if (!first) return false;  // until what it has in flight has ended at the latest
   if (waits_since == 0) waits_since = std::max<std::uint64_t>(now(ticks()), 1);
   if (full) {
-    lower(longest_, waits_since);
+    large_turns_.wait(waits_since);
     return false;
   }
-  // Who waited longer may have gone away, and says so to nobody.
-  if (all != 0 && waits_since > longest && passed_.fetch_add(1, std::memory_order_relaxed) < kPatience) return false;
-  // The others will say again since when they wait.
-  longest_.store(kNobody, std::memory_order_relaxed);
-  passed_.store(0, std::memory_order_relaxed);
+  if (all != 0 && !large_turns_.is_turn_of(waits_since)) return false;
+  large_turns_.let_in();
   return true;
 }
 
@@ -104,10 +112,19 @@ bool Pacer::take_background(std::uint64_t all, std::uint32_t bytes, bool first, 
   foreground_.look(staged_by_all() - background_staged_.load(std::memory_order_relaxed), now);
   const bool yields = theirs != 0 || foreground_.within(now, span(kActive));
   yields_.store(yields, std::memory_order_relaxed);
+  if (!yields) {
+    share_.alone();
+    return admit(all, is_full(all, bytes), first, waits_since);
+  }
   // Their share is small beside the limit, and would be nothing where others always want more than that.
-  if (yields) return share_.take(now, bytes, mine);
-  share_.alone();
-  return admit(all, is_full(all, bytes), first, waits_since);
+  if (first && waits_since == 0) waits_since = std::max<std::uint64_t>(now, 1);
+  if (!background_turns_.nobody_waits() && !(first && background_turns_.is_turn_of(waits_since))) return false;
+  if (!share_.take(now, bytes, mine)) {
+    if (first) background_turns_.wait(waits_since);
+    return false;
+  }
+  background_turns_.let_in();
+  return true;
 }
 
 void Pacer::put_back(std::uint32_t bytes, bool background) {

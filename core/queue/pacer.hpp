@@ -68,6 +68,7 @@ class Pacer {
   std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
 
  private:
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1, kNobody = ~std::uint64_t{0};
   static constexpr unsigned kClasses = 24;  ///< of sizes, by their logarithm
 
   /// Commands that others have staged, and when that was seen to change.
@@ -82,6 +83,22 @@ class Pacer {
     }
   };
 
+  /// Requests that have nothing in flight and were refused: who has waited longest is the next, and nobody has a second
+  /// command before. They ask again and again; one that has gone away is passed over after a while.
+  class Turns {
+   public:
+    bool nobody_waits() const { return longest_.load(std::memory_order_relaxed) == kNobody; }
+    /// Whether it is the turn of one that waits since then.
+    bool is_turn_of(std::uint64_t since);
+    void wait(std::uint64_t since);
+    /// One has been let in. The others will say again since when they wait.
+    void let_in();
+
+   private:
+    std::atomic<std::uint64_t> longest_{kNobody};
+    std::atomic<std::uint32_t> passed_{0};
+  };
+
   std::uint64_t span(std::uint64_t ns) const;
   std::uint32_t staged_by_all() const;
   std::uint64_t moved_by_all() const;
@@ -92,8 +109,6 @@ class Pacer {
   void adjust();
   void follow(std::uint64_t now, std::uint64_t ratio);
   void begin_epoch(std::uint64_t now);
-
-  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1, kNobody = ~std::uint64_t{0};
 
   const std::atomic<std::uint64_t>* const virtual_clock_;
   std::vector<const QueuePair*> pairs_;
@@ -107,10 +122,7 @@ class Pacer {
   std::atomic<std::uint32_t> staged_{0}, background_staged_{0};  ///< commands ever counted
   std::atomic<bool> protects_{false};
   std::atomic<bool> refused_{false};  ///< since the last adjustment
-  /// Since when the request waits that has nothing in flight and has waited longest, as far as they have said since one
-  /// of them was let in; and how often it was given room that it did not come for.
-  std::atomic<std::uint64_t> longest_{kNobody};
-  std::atomic<std::uint32_t> passed_{0};
+  Turns large_turns_, background_turns_;
   std::atomic<std::uint64_t> peak_{0};
 
   alignas(64) std::atomic<std::uint64_t> ratios_{0};  ///< of latencies to the idle device's, summed, in 256ths
