@@ -72,6 +72,12 @@ def _fairness(arguments: argparse.Namespace) -> list[Record]:
     return fairness.measure(arguments.device, arguments.seconds)
 
 
+def _modes(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import modes
+
+    return modes.measure(arguments.device, arguments.seconds)
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
@@ -89,4 +95,5 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "overhead": _overhead,
     "completion": _completion,
     "fairness": _fairness,
+    "modes": _modes,
 }

@@ -242,6 +242,22 @@ def _scheduling(command: MakeCommand) -> None:
     fairness.add_argument("--device", metavar="URI", default=None, help="an emulated device, instead of four of them")
     _json_option(fairness)
 
+    modes = command(
+        "modes",
+        run,
+        "every mode by loads that it is for and that it is not for: how it schedules, simulated, and how it waits",
+        "examples:\n  ugds bench modes\n  ugds bench modes --json | grep priority_read_share\n"
+        "  ugds bench modes --device 'emulated:256MiB?latency=80us&bandwidth=6.5GiB/s&mdts=8'\n\n"
+        "priority_read_share is the throughput of reads beside background writes over what it is alone, in mode "
+        "priority;\npriority_write_share that of the writes; each is the lesser of reads that wait for the device's "
+        "latency and reads\nthat take all it has. adaptive_latency_ratio is a 4 KiB read's time in mode adaptive over "
+        "the better of polling and\nsleeping, adaptive_cpu_ratio a processor's time at 1 MiB. docs/scheduling.md has "
+        "more.",
+    )
+    modes.add_argument("--seconds", type=seconds, default=1.0, help="of real time, for each mode and size (%(default)s)")
+    modes.add_argument("--device", metavar="URI", default=None, help="an emulated device to simulate, instead of two")
+    _json_option(modes)
+
 
 BASELINES = """\
 --baseline WHAT, which can be repeated, measures the same on something else, and puts it beside:
