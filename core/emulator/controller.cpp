@@ -225,6 +225,11 @@ std::uint64_t Controller::stored_bytes() const { return impl_->subsystem->stored
 const std::atomic<std::uint64_t>* Controller::virtual_clock() const { return impl_->clock.word(); }
 std::uint64_t Controller::virtual_now_ns() const { return impl_->clock.now(); }
 
+void Controller::hold_time_at(std::uint64_t ns) {
+  HostGuard guard(*impl_);
+  impl_->held_at = ns;
+}
+
 void Controller::advance_ns(std::uint64_t ns) {
   {
     HostGuard guard(*impl_);

@@ -159,6 +159,9 @@ class Controller {
   /// With `clock=virtual`: the time now, and moving it on.
   std::uint64_t virtual_now_ns() const;
   void advance_ns(std::uint64_t ns);
+  /// With `clock=virtual`: a turn that finds nothing to do moves time to this at most, and to this where nothing else
+  /// is to come; ~0 holds nothing. For a simulation in which the host has times of its own.
+  void hold_time_at(std::uint64_t ns);
 
   struct Impl;
 

@@ -169,6 +169,7 @@ struct Controller::Impl {
   std::uint64_t settle_due = 0;
 
   Clock clock;
+  std::uint64_t held_at = ~std::uint64_t{0};  ///< virtual time that turns do not go beyond
   Timing timing;
   std::mt19937_64 random;
   AddressSpace memory;

@@ -29,7 +29,7 @@ bool Controller::Impl::turn() {
     worked |= post_held();
   }
   if (!worked && clock.is_virtual() && !removed.load(std::memory_order_relaxed)) {
-    const std::uint64_t next = next_event();
+    const std::uint64_t next = std::min(next_event(), held_at);
     if (next != kNever) {
       clock.advance_to(next);
       worked = settle();

@@ -202,11 +202,12 @@ bool Batch::pump_large(std::uint64_t now, std::uint32_t& quantum) {
       continue;
     }
     const bool background = entry.transfer.priority == Priority::background;
-    const bool first = entry.staged == 0 && large_staged_ == finished_.large();
+    // Of this batch's large requests that have begun and not ended there is no other.
+    const bool first = entry.in_flight == 0 && large_staged_ - finished_.large() == (entry.staged != 0 ? 1u : 0u);
     if (!first && pair_.load() >= most) break;
     const auto bytes = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(entry.transfer.size - entry.staged, scheduler.piece(g.chunk)));
-    if (!scheduler.pacer().take(bytes, background, first)) break;
+        std::min<std::uint64_t>(entry.transfer.size - entry.staged, scheduler.piece(g.chunk, background)));
+    if (!scheduler.pacer().take(bytes, background, first, entry.waits_since)) break;
     const bool last = entry.staged + bytes == entry.transfer.size;
     if (last) entry.on_idle = queue::OnIdle::count;
     if (entry.staged == 0) ++large_staged_;

@@ -104,6 +104,9 @@ class Handle {
 
   /// What an empty poll turn runs, for a `pump=caller` controller; cached, so that no request asks the device.
   const Turn& turn() const { return turn_; }
+  /// For a simulation of many callers in one thread, which runs the controller itself when none of them has anything
+  /// left to do: the empty poll turn of one would move time on before the others have had theirs. Not thread-safe.
+  void set_turn(const Turn& turn) { turn_ = turn; }
 
   /// Whether a doorbell may wait for another process to answer.
   bool rings_may_block() const { return rings_may_block_; }

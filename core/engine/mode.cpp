@@ -70,11 +70,20 @@ class Adaptive final : public Mode {
   static constexpr std::uint32_t kOften = 16, kSeldom = 2048;
   static constexpr std::uint32_t kEnough = 6;
 
+  /// A processor is worth a quarter of a request's time. Once asleep, somewhat more: where either is about as good, a
+  /// machine with other work would have it change its mind again and again, and try the other way often each time.
+  static bool is_better_asleep(std::uint64_t slept, std::uint64_t polled, const Waiting::Way& way) {
+    return slept < polled + polled / 4 + (way.sleeps ? polled / 8 : 0);
+  }
+
   static bool choose(const Waiting::Seen& seen, Waiting::Way& way, std::uint64_t& next) {
     if (seen.polled_samples < kEnough || seen.slept_samples < kEnough || seen.requests < next) return false;
-    // A processor is worth a quarter of a request's time.
-    const bool sleeps = seen.slept < seen.polled + seen.polled / 4;
-    const std::uint32_t explore = sleeps == way.sleeps ? std::min(way.explore * 2, kSeldom) : kOften;
+    const bool sleeps = is_better_asleep(seen.slept, seen.polled, way);
+    // What is seldom tried is known late: where the last try says otherwise, more of them decide.
+    const bool lately = way.sleeps ? is_better_asleep(seen.slept, seen.last_polled, way)
+                                   : is_better_asleep(seen.last_slept, seen.polled, way);
+    const bool settled = sleeps == way.sleeps && lately == sleeps;
+    const std::uint32_t explore = settled ? std::min(way.explore * 2, kSeldom) : kOften;
     // The next judgement is due when the other way has been seen some more times.
     next = seen.requests + std::uint64_t{explore} * 3;
     const bool changed = sleeps != way.sleeps || explore != way.explore;

@@ -79,8 +79,9 @@ bool Operation::stage_piece(queue::QueuePair& pair, std::uint64_t now) {
       vectored ? t.segments[segment_].buffer_offset + in_segment_ : t.buffer_offset + staged_;
   const std::uint64_t left = vectored ? t.segments[segment_].size - in_segment_ : t.size - staged_;
   const std::uint32_t chunk = handle_.geometry().chunk;
-  const auto bytes = static_cast<std::uint32_t>(std::min<std::uint64_t>(left, paced_ ? scheduler.piece(chunk) : chunk));
-  if (paced_ && !scheduler.pacer().take(bytes, background_, request_.in_flight == 0)) return false;
+  const auto bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(left, paced_ ? scheduler.piece(chunk, background_) : chunk));
+  if (paced_ && !scheduler.pacer().take(bytes, background_, request_.in_flight == 0, waits_since_)) return false;
   const std::uint8_t extra = extra_of(paced_, background_);
   const Staged staged = stage_command(handle_, pair, request_, t.opcode, buffer, in_buffer, t.offset + staged_, staged_,
                                       bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);

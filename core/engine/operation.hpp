@@ -160,6 +160,7 @@ class Operation {
   std::uint64_t in_segment_ = 0;
   Idle idle_;
   std::uint32_t rests_ = 0;
+  std::uint64_t waits_since_ = 0;  ///< see Pacer::take
   bool paced_ = false, background_ = false;
   bool sleeps_ = false, learns_ = false;
   Refusal refusal_ = Refusal::none;

@@ -37,8 +37,9 @@ void Scheduler::ask(std::uint64_t now) {
   Observed observed;
   for (unsigned i = 0; i < kSizeClasses; ++i) {
     observed.waiting[i] = waiting_.seen(i);
-    observed.waiting[i].polled = ticks_to_ns(observed.waiting[i].polled);
-    observed.waiting[i].slept = ticks_to_ns(observed.waiting[i].slept);
+    Waiting::Seen& seen = observed.waiting[i];
+    for (std::uint64_t* time : {&seen.polled, &seen.slept, &seen.last_polled, &seen.last_slept})
+      *time = ticks_to_ns(*time);
   }
   observed.large_in_flight = pacer_->in_flight();
   observed.large_limit = pacer_->limit();

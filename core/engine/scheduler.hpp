@@ -44,8 +44,10 @@ class Scheduler {
   std::uint32_t window() const { return window_.load(std::memory_order_relaxed); }
   std::uint32_t refill() const { return refill_.load(std::memory_order_relaxed); }
   bool background_writes() const { return background_writes_.load(std::memory_order_relaxed); }
-  /// Bytes of the next command of a large request, which the device takes at most `chunk` of.
-  std::uint32_t piece(std::uint32_t chunk) const { return pacer_->protects() && chunk > kPiece ? kPiece : chunk; }
+  /// Bytes of the next command of a large or background request, of which the device takes at most `chunk`.
+  std::uint32_t piece(std::uint32_t chunk, bool background) const {
+    return chunk > kPiece && (pacer_->protects() || (background && pacer_->yields())) ? kPiece : chunk;
+  }
 
   /// Called by waiters now and then: asks the mode, if that is due.
   void attend(std::uint64_t now) {

@@ -31,6 +31,7 @@ class Waiting {
   /// What was observed of one size. Times are typical ones, in ticks; 0: not known.
   struct Seen {
     std::uint64_t requests = 0, polled = 0, slept = 0;
+    std::uint64_t last_polled = 0, last_slept = 0;  ///< of the last request that did
     std::uint32_t polled_samples = 0, slept_samples = 0;
   };
 
@@ -56,15 +57,16 @@ class Waiting {
   }
   Seen seen(unsigned size) const {
     const Class& c = classes_[size];
-    return {c.requests.load(std::memory_order_relaxed), c.polled.value.load(std::memory_order_relaxed),
-            c.slept.value.load(std::memory_order_relaxed), c.polled.samples.load(std::memory_order_relaxed),
+    return {c.requests.load(std::memory_order_relaxed),     c.polled.value.load(std::memory_order_relaxed),
+            c.slept.value.load(std::memory_order_relaxed),  c.polled.last.load(std::memory_order_relaxed),
+            c.slept.last.load(std::memory_order_relaxed),   c.polled.samples.load(std::memory_order_relaxed),
             c.slept.samples.load(std::memory_order_relaxed)};
   }
 
  private:
   /// Follows the median, by steps that an outlier does not lengthen.
   struct Estimate {
-    std::atomic<std::uint64_t> value{0};
+    std::atomic<std::uint64_t> value{0}, last{0};
     std::atomic<std::uint32_t> samples{0};
     void add(std::uint64_t ticks) {
       const std::uint64_t now = value.load(std::memory_order_relaxed), step = now / 16 + 1;
@@ -73,6 +75,7 @@ class Waiting {
                                  : ticks + step < now ? now - step
                                                       : ticks;
       value.store(next, std::memory_order_relaxed);
+      last.store(ticks, std::memory_order_relaxed);
       samples.store(samples.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     }
   };

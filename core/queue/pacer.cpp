@@ -14,7 +14,9 @@ namespace {
 constexpr std::uint32_t kLeastSamples = 16;
 /// The least that is allowed in flight beside each request's one command, in pieces.
 constexpr std::uint64_t kFloor = 2;
-/// How often the device is looked at nearly idle, and how soon small requests count as gone for background requests.
+/// How often others are refused for the sake of one that does not come, before it is taken for gone.
+constexpr std::uint32_t kPatience = 64;
+/// How often the device is looked at nearly idle, and how soon others count as gone for background requests.
 constexpr std::uint64_t kEpoch = 2'000'000'000, kActive = 1'000'000;
 
 template <class T>
@@ -29,7 +31,7 @@ void lower(std::atomic<T>& word, T value) {
 void Pacer::configure(const Pacing& pacing, std::uint32_t piece) {
   latency_low_.store(pacing.latency_low, std::memory_order_relaxed);
   latency_high_.store(pacing.latency_high, std::memory_order_relaxed);
-  background_share_.store(pacing.background_share, std::memory_order_relaxed);
+  share_.configure(pacing.background_share, span(kEpoch));
   memory_.store(span(pacing.memory_ns), std::memory_order_relaxed);
   piece_.store(piece, std::memory_order_relaxed);
   limit_.store(kNoLimit, std::memory_order_relaxed);
@@ -37,48 +39,111 @@ void Pacer::configure(const Pacing& pacing, std::uint32_t piece) {
 
 std::uint64_t Pacer::span(std::uint64_t ns) const { return virtual_clock_ != nullptr ? ns : ns_to_ticks(ns); }
 
-/// Whether commands that are not counted here were staged since the last look, or a moment ago.
-bool Pacer::others_came(std::uint64_t now) {
+std::uint32_t Pacer::staged_by_all() const {
   std::uint32_t all = 0;
   for (const QueuePair* pair : pairs_) all += pair->staged();
-  const std::uint32_t others = all - staged_.load(std::memory_order_relaxed);
-  if (others_.exchange(others, std::memory_order_relaxed) != others) {
-    others_at_.store(now, std::memory_order_relaxed);
-    return true;
-  }
-  const std::uint64_t at = others_at_.load(std::memory_order_relaxed);
-  return at != 0 && now - at < span(kActive);
+  return all;
 }
 
-bool Pacer::take(std::uint32_t bytes, bool background, bool first) {
-  const std::uint64_t all = in_flight_.load(std::memory_order_relaxed);
-  if (background) {
-    const std::uint64_t mine = background_.load(std::memory_order_relaxed), theirs = all - std::min(all, mine);
-    if (mine != 0 && (theirs != 0 || others_came(now(ticks()))) &&
-        mine + bytes > theirs * background_share_.load(std::memory_order_relaxed) / 256)
-      return false;
-    first = first && mine == 0;
-  }
-  if (!first && all + bytes > limit_.load(std::memory_order_relaxed)) {
-    refused_.store(true, std::memory_order_relaxed);
+std::uint64_t Pacer::moved_by_all() const {
+  std::uint64_t all = 0;
+  for (const QueuePair* pair : pairs_) all += pair->statistics().bytes[0].get() + pair->statistics().bytes[1].get();
+  return all;
+}
+
+bool Pacer::Arrivals::look(std::uint32_t staged, std::uint64_t now) {
+  if (count.exchange(staged, std::memory_order_relaxed) == staged) return false;
+  at.store(now, std::memory_order_relaxed);
+  return true;
+}
+
+bool Pacer::is_full(std::uint64_t all, std::uint32_t bytes) const {
+  return all != 0 && all + bytes > limit_.load(std::memory_order_relaxed);
+}
+
+bool Pacer::Turns::is_turn_of(std::uint64_t since) {
+  return since <= longest_.load(std::memory_order_relaxed) ||
+         passed_.fetch_add(1, std::memory_order_relaxed) >= kPatience;
+}
+
+void Pacer::Turns::wait(std::uint64_t since) { lower(longest_, since); }
+
+void Pacer::Turns::let_in() {
+  longest_.store(kNobody, std::memory_order_relaxed);
+  passed_.store(0, std::memory_order_relaxed);
+}
+
+/// Whether a request may go on as far as large requests are concerned.
+bool Pacer::admit(std::uint64_t all, bool full, bool first, std::uint64_t& waits_since) {
+  if (!full && large_turns_.nobody_waits()) [[likely]]
+    return true;
+  refused_.store(true, std::memory_order_relaxed);
+  if (!first) return false;  // until what it has in flight has ended at the latest
+  if (waits_since == 0) waits_since = std::max<std::uint64_t>(now(ticks()), 1);
+  if (full) {
+    large_turns_.wait(waits_since);
     return false;
   }
+  if (all != 0 && !large_turns_.is_turn_of(waits_since)) return false;
+  large_turns_.let_in();
+  return true;
+}
+
+bool Pacer::take(std::uint32_t bytes, bool background, bool first, std::uint64_t& waits_since) {
+  const std::uint64_t all = in_flight_.load(std::memory_order_relaxed);
+  const bool taken = background ? take_background(all, bytes, first, waits_since)
+                                : admit(all, is_full(all, bytes), first, waits_since);
+  if (!taken) return false;
+  waits_since = 0;
   const std::uint64_t now_in_flight = in_flight_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  if (background) background_.fetch_add(bytes, std::memory_order_relaxed);
+  if (background) {
+    background_.fetch_add(bytes, std::memory_order_relaxed);
+    background_staged_.fetch_add(1, std::memory_order_relaxed);
+  }
   staged_.fetch_add(1, std::memory_order_relaxed);
   if (now_in_flight > peak_.load(std::memory_order_relaxed)) peak_.store(now_in_flight, std::memory_order_relaxed);
   return true;
 }
 
+/// Background requests have all there is while nobody else comes, and their share while somebody does.
+bool Pacer::take_background(std::uint64_t all, std::uint32_t bytes, bool first, std::uint64_t& waits_since) {
+  const std::uint64_t now = this->now(ticks());
+  const std::uint64_t mine = background_.load(std::memory_order_relaxed), theirs = all - std::min(all, mine);
+  foreground_.look(staged_by_all() - background_staged_.load(std::memory_order_relaxed), now);
+  const bool yields = theirs != 0 || foreground_.within(now, span(kActive));
+  yields_.store(yields, std::memory_order_relaxed);
+  if (!yields) {
+    share_.alone();
+    return admit(all, is_full(all, bytes), first, waits_since);
+  }
+  // Their share is small beside the limit, and would be nothing where others always want more than that.
+  if (first && waits_since == 0) waits_since = std::max<std::uint64_t>(now, 1);
+  if (!background_turns_.nobody_waits() && !(first && background_turns_.is_turn_of(waits_since))) return false;
+  if (!share_.take(now, bytes, mine)) {
+    if (first) background_turns_.wait(waits_since);
+    return false;
+  }
+  background_turns_.let_in();
+  return true;
+}
+
 void Pacer::put_back(std::uint32_t bytes, bool background) {
   in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
-  if (background) background_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (background) {
+    background_.fetch_sub(bytes, std::memory_order_relaxed);
+    background_staged_.fetch_sub(1, std::memory_order_relaxed);
+  }
   staged_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void Pacer::give(std::uint32_t bytes, bool is_write, bool background, std::uint64_t latency) {
   in_flight_.fetch_sub(bytes, std::memory_order_relaxed);
-  if (background) background_.fetch_sub(bytes, std::memory_order_relaxed);
+  if (background) {
+    const bool last = background_.fetch_sub(bytes, std::memory_order_relaxed) == bytes;
+    share_.note_latency(latency);
+    // The queue pair counts these bytes a moment later.
+    if (share_.measures()) share_.give(now(ticks()), moved_by_all() + bytes, last);
+  }
   if (latency_high_.load(std::memory_order_relaxed) == 0) return;
   sample(bytes, is_write, latency);
   const std::uint64_t flying = in_flight_.load(std::memory_order_relaxed) / piece_.load(std::memory_order_relaxed);
@@ -106,9 +171,8 @@ void Pacer::adjust() {
   const std::uint64_t now = this->now(ticks());
   const std::uint32_t samples = samples_.exchange(0, std::memory_order_relaxed);
   const std::uint64_t ratios = ratios_.exchange(0, std::memory_order_relaxed);
-  others_came(now);
-  const std::uint64_t at = others_at_.load(std::memory_order_relaxed);
-  const bool protects = at != 0 && now - at < memory_.load(std::memory_order_relaxed);
+  small_.look(staged_by_all() - staged_.load(std::memory_order_relaxed), now);
+  const bool protects = small_.within(now, memory_.load(std::memory_order_relaxed));
   const bool began = protects && !protects_.load(std::memory_order_relaxed);
   protects_.store(protects, std::memory_order_relaxed);
   if (!protects) {

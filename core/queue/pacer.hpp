@@ -6,7 +6,11 @@
 //
 // While small requests come, the bytes in flight are kept where the latency of a large request's commands is some
 // factor above that of an idle device (the idea of TCP Vegas): that much fills the device, and more would only wait
-// inside of it. Nobody to protect: no limit. A request may always have one command in flight, so nobody starves.
+// inside of it. Nobody to protect: no limit. Nobody has a second command in flight while somebody waits for the first,
+// and those who wait for it are let in in the order in which they came, so nobody starves.
+//
+// Background requests get a share of what the device can do, and no more, while any others come. What it can do is
+// known from when they had it for themselves, and from a few of their commands that are let in together now and then.
 //
 // Small requests pay nothing for any of it: they are seen by the queue pairs' own counts.
 #pragma once
@@ -16,6 +20,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "queue/background.hpp"
+
 namespace ugds::queue {
 
 class QueuePair;
@@ -24,9 +30,8 @@ class QueuePair;
 struct Pacing {
   /// Latency over that of an idle device, in 256ths, between which commands of large requests are kept; 0: no limit.
   std::uint32_t latency_low = 358, latency_high = 448;
-  /// Bytes that background requests may have in flight, over those of other large requests, in 256ths. While small
-  /// requests come they may have one command.
-  std::uint32_t background_share = 43;
+  /// Of the bytes that the device can move in a time, those that background requests get while others come, in 256ths.
+  std::uint32_t background_share = 38;
   /// How long small requests are protected after the last of them.
   std::uint64_t memory_ns = 1'000'000'000;
 };
@@ -47,8 +52,9 @@ class Pacer {
   }
 
   /// Whether a command of a large or background request may be staged; it is counted then. `first`: its request has
-  /// nothing in flight. Thread-safe.
-  bool take(std::uint32_t bytes, bool background, bool first);
+  /// nothing in flight. `waits_since` is the request's own, 0 at first: since when it has asked for that one.
+  /// Thread-safe.
+  bool take(std::uint32_t bytes, bool background, bool first, std::uint64_t& waits_since);
   /// What take() counted has retired, `latency` after it was staged.
   void give(std::uint32_t bytes, bool is_write, bool background, std::uint64_t latency);
   /// What take() counted was not staged after all.
@@ -56,33 +62,67 @@ class Pacer {
 
   /// Whether small requests have come lately, and large ones are to be cut finely.
   bool protects() const { return protects_.load(std::memory_order_relaxed); }
+  /// Whether background requests give way to others, and are to be cut finely too.
+  bool yields() const { return yields_.load(std::memory_order_relaxed); }
   std::uint64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
   std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
 
  private:
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1, kNobody = ~std::uint64_t{0};
   static constexpr unsigned kClasses = 24;  ///< of sizes, by their logarithm
 
+  /// Commands that others have staged, and when that was seen to change.
+  struct Arrivals {
+    std::atomic<std::uint32_t> count{0};
+    std::atomic<std::uint64_t> at{0};
+    /// Whether some have come since the last look.
+    bool look(std::uint32_t staged, std::uint64_t now);
+    bool within(std::uint64_t now, std::uint64_t time) const {
+      const std::uint64_t last = at.load(std::memory_order_relaxed);
+      return last != 0 && now - last < time;
+    }
+  };
+
+  /// Requests that have nothing in flight and were refused: who has waited longest is the next, and nobody has a second
+  /// command before. They ask again and again; one that has gone away is passed over after a while.
+  class Turns {
+   public:
+    bool nobody_waits() const { return longest_.load(std::memory_order_relaxed) == kNobody; }
+    /// Whether it is the turn of one that waits since then.
+    bool is_turn_of(std::uint64_t since);
+    void wait(std::uint64_t since);
+    /// One has been let in. The others will say again since when they wait.
+    void let_in();
+
+   private:
+    std::atomic<std::uint64_t> longest_{kNobody};
+    std::atomic<std::uint32_t> passed_{0};
+  };
+
   std::uint64_t span(std::uint64_t ns) const;
-  bool others_came(std::uint64_t now);
+  std::uint32_t staged_by_all() const;
+  std::uint64_t moved_by_all() const;
+  bool take_background(std::uint64_t all, std::uint32_t bytes, bool first, std::uint64_t& waits_since);
+  bool is_full(std::uint64_t all, std::uint32_t bytes) const;
+  bool admit(std::uint64_t all, bool full, bool first, std::uint64_t& waits_since);
   void sample(std::uint32_t bytes, bool is_write, std::uint64_t latency);
   void adjust();
   void follow(std::uint64_t now, std::uint64_t ratio);
   void begin_epoch(std::uint64_t now);
 
-  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0} >> 1;
-
   const std::atomic<std::uint64_t>* const virtual_clock_;
   std::vector<const QueuePair*> pairs_;
-  std::atomic<std::uint32_t> latency_low_{0}, latency_high_{0}, background_share_{0};
+  std::atomic<std::uint32_t> latency_low_{0}, latency_high_{0};
   std::atomic<std::uint64_t> memory_{0};  ///< by now()'s unit
   std::atomic<std::uint64_t> piece_{128u << 10};
 
   alignas(64) std::atomic<std::uint64_t> in_flight_{0};
   std::atomic<std::uint64_t> background_{0};  ///< of those in flight
   std::atomic<std::uint64_t> limit_{kNoLimit};
-  std::atomic<std::uint32_t> staged_{0};  ///< commands ever counted
+  std::atomic<std::uint32_t> staged_{0}, background_staged_{0};  ///< commands ever counted
   std::atomic<bool> protects_{false};
   std::atomic<bool> refused_{false};  ///< since the last adjustment
+  Turns large_turns_, background_turns_;
   std::atomic<std::uint64_t> peak_{0};
 
   alignas(64) std::atomic<std::uint64_t> ratios_{0};  ///< of latencies to the idle device's, summed, in 256ths
@@ -94,9 +134,11 @@ class Pacer {
   };
   std::array<std::array<Idle, kClasses>, 2> idle_{};
 
+  Arrivals small_, foreground_;
+  BackgroundShare share_;
+  std::atomic<bool> yields_{false};
+
   std::atomic_flag adjusting_;
-  std::atomic<std::uint32_t> others_{0};
-  std::atomic<std::uint64_t> others_at_{0};
   // By who adjusts.
   std::uint64_t epoch_at_ = 0;
   std::uint64_t resumed_ = 0;  ///< the limit to go back to after the device was looked at nearly idle

@@ -43,6 +43,7 @@ class Finished;
 struct ToldRequest : Request {
   ToldRequest* next = nullptr;
   Finished* list = nullptr;
+  std::uint64_t waits_since = 0;  ///< see Pacer::take
 };
 
 /// Requests in the order in which they ended. Under the ownership of their queue. How many there are says where it

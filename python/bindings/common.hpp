@@ -139,5 +139,6 @@ void define_testing(nb::module_& m);
 void define_serve(nb::module_& m);
 void define_measure(nb::module_& m);
 void define_trace(nb::module_& m);
+void define_simulate(nb::module_& m);
 
 }  // namespace ugds::python

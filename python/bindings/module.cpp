@@ -45,6 +45,7 @@ NB_MODULE(_core, m) {
   define_serve(m);
   define_measure(m);
   define_trace(m);
+  define_simulate(m);
   m.def("version", &version);
   m.def("library_path", &library_path);
   m.def("close_all", [] { ugds::python::without_lock([] { close_all(); }); });

@@ -81,6 +81,16 @@ def _processes(arguments: argparse.Namespace, default: int | None) -> int | None
     if arguments.processes is not None:
         raise CommandError("--trace records devices of this process: leave out --processes", status=2)
     return None
+def _fairness(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import fairness
+
+    return fairness.measure(arguments.device, arguments.seconds)
+
+
+def _modes(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import modes
+
+    return modes.measure(arguments.device, arguments.seconds)
 
 
 def _list(numbers: tuple[int, ...]) -> str:
@@ -100,4 +110,6 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "overhead": _overhead,
     "completion": _completion,
     "replay": _replay,
+    "fairness": _fairness,
+    "modes": _modes,
 }

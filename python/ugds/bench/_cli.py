@@ -118,6 +118,7 @@ def add_commands(command: MakeCommand) -> None:
     _batch(command)
     _others(command)
     _replay(command)
+    _scheduling(command)
     made = command(
         "report",
         report,
@@ -268,6 +269,39 @@ def _replay(command: MakeCommand) -> None:
     replay.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
     _json_option(replay)
     _trace_option(replay)
+
+
+def _scheduling(command: MakeCommand) -> None:
+    fairness = command(
+        "fairness",
+        run,
+        "small reads beside large ones on one device, simulated: this library's scheduling and the uGDS paper's",
+        "examples:\n  ugds bench fairness\n  ugds bench fairness --json | grep small_p99_ratio\n"
+        "  ugds bench fairness --device 'emulated:256MiB?latency=10us&bandwidth=13GiB/s&mdts=6'\n\n"
+        "small_p99_ratio_batch is the p99 of 4 KiB reads beside a batch of 1 MiB reads over their p99 on an idle "
+        "device,\nsmall_p99_ratio_sync the same beside synchronous reads of 16 MiB; large_throughput_share is what "
+        "the large reads\ngot of the device's bandwidth, the lesser of the two. docs/scheduling.md says what is "
+        "simulated, and what is not.",
+    )
+    fairness.add_argument("--seconds", type=seconds, default=2.0, help="of virtual time, for each load (%(default)s)")
+    fairness.add_argument("--device", metavar="URI", default=None, help="an emulated device, instead of four of them")
+    _json_option(fairness)
+
+    modes = command(
+        "modes",
+        run,
+        "every mode by loads that it is for and that it is not for: how it schedules, simulated, and how it waits",
+        "examples:\n  ugds bench modes\n  ugds bench modes --json | grep priority_read_share\n"
+        "  ugds bench modes --device 'emulated:256MiB?latency=80us&bandwidth=6.5GiB/s&mdts=8'\n\n"
+        "priority_read_share is the throughput of reads beside background writes over what it is alone, in mode "
+        "priority;\npriority_write_share that of the writes; each is the lesser of reads that wait for the device's "
+        "latency and reads\nthat take all it has. adaptive_latency_ratio is a 4 KiB read's time in mode adaptive over "
+        "the better of polling and\nsleeping, adaptive_cpu_ratio a processor's time at 1 MiB. docs/scheduling.md has "
+        "more.",
+    )
+    modes.add_argument("--seconds", type=seconds, default=1.0, help="of real time, for each mode and size (%(default)s)")
+    modes.add_argument("--device", metavar="URI", default=None, help="an emulated device to simulate, instead of two")
+    _json_option(modes)
 
 
 BASELINES = """\

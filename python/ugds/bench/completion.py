@@ -21,11 +21,12 @@ ROUNDS = 9
 
 
 @dataclass(frozen=True)
-class _Point:
+class Point:
     """One way to wait: medians, so that a thread which lost its processor for a while does not count."""
 
     request_us: float  #: of requests
     cpu_percent: float  #: of one processor, by the issuing thread; of rounds
+    cpu_us: float  #: the same for each request
 
 
 def measure(uri: str | None, seconds: float) -> list[Record]:
@@ -69,32 +70,35 @@ def _demand_interrupts(device: Device) -> None:
         raise CommandError(f"{device.uri} has no interrupts to measure\n  it says: {device.info.completion}")
 
 
-def _rounds(polled: Device, sleeping: Device, size: int, seconds: float) -> dict[str, _Point]:
+def _rounds(polled: Device, sleeping: Device, size: int, seconds: float) -> dict[str, Point]:
     """In turn, so that both meet the same machine."""
     _demand_interrupts(sleeping)
     with ugds.empty(size) as buffer:
-        found: dict[str, list[_Point]] = {"polling": [], "interrupt": []}
+        found: dict[str, list[Point]] = {"polling": [], "interrupt": []}
         for device in (polled, sleeping):
-            _once(device, buffer, size, seconds / ROUNDS / 4)
+            once(device, buffer, size, seconds / ROUNDS / 4)
         for _ in range(ROUNDS):
-            found["polling"].append(_once(polled, buffer, size, seconds / ROUNDS))
-            found["interrupt"].append(_once(sleeping, buffer, size, seconds / ROUNDS))
-    return {name: _median(points) for name, points in found.items()}
+            found["polling"].append(once(polled, buffer, size, seconds / ROUNDS))
+            found["interrupt"].append(once(sleeping, buffer, size, seconds / ROUNDS))
+    return {name: median(points) for name, points in found.items()}
 
 
-def _alone(device: Device, size: int, seconds: float) -> _Point:
+def _alone(device: Device, size: int, seconds: float) -> Point:
     with ugds.empty(size) as buffer:
-        _once(device, buffer, size, seconds / ROUNDS / 4)
-        return _median([_once(device, buffer, size, seconds / ROUNDS) for _ in range(ROUNDS)])
+        once(device, buffer, size, seconds / ROUNDS / 4)
+        return median([once(device, buffer, size, seconds / ROUNDS) for _ in range(ROUNDS)])
 
 
-def _median(points: list[_Point]) -> _Point:
-    return _Point(
-        statistics.median(point.request_us for point in points), statistics.median(p.cpu_percent for p in points)
+def median(points: list[Point]) -> Point:
+    return Point(
+        statistics.median(point.request_us for point in points),
+        statistics.median(point.cpu_percent for point in points),
+        statistics.median(point.cpu_us for point in points),
     )
 
 
-def _once(device: Device, buffer: Registration, size: int, seconds: float) -> _Point:
+def once(device: Device, buffer: Registration, size: int, seconds: float) -> Point:
+    """Reads of `size` bytes, one after another for so long, in this thread."""
     times: list[int] = []
     span = device.capacity // size * size
     start, worked = time.perf_counter_ns(), time.thread_time_ns()
@@ -106,4 +110,4 @@ def _once(device: Device, buffer: Registration, size: int, seconds: float) -> _P
         times.append(now - before)
         before = now
     worked = time.thread_time_ns() - worked
-    return _Point(statistics.median(times) / 1000, 100 * worked / (before - start))
+    return Point(statistics.median(times) / 1000, 100 * worked / (before - start), worked / len(times) / 1000)
