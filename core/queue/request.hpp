@@ -54,9 +54,11 @@ class Finished {
   Finished(const Finished&) = delete;
   Finished& operator=(const Finished&) = delete;
 
+  /// It is left as one at rest: told of as a small one, if it is used again.
   void append(ToldRequest& request) {
     append_small(request);
     large_ += request.on_idle == OnIdle::count;
+    request.on_idle = OnIdle::tell;
   }
   /// For one that is not counted as a large one.
   void append_small(ToldRequest& request) {
