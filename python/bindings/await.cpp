@@ -98,11 +98,9 @@ void PyDevice::stop_progress() {
     std::lock_guard guard(progress_lock);
     mine = std::move(progress);
   }
-  if (mine) mine->stop();
-}
-
-void PyDevice::leak_progress() {
-  if (progress && progress->is_forked()) static_cast<void>(new std::shared_ptr<Progress>(std::move(progress)));
+  if (!mine) return;
+  if (!mine->is_forked()) return mine->stop();
+  static_cast<void>(new std::shared_ptr<Progress>(std::move(mine)));  // NOLINT: its thread is not here
 }
 
 void stop_progress() noexcept {

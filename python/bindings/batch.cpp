@@ -163,7 +163,7 @@ void complete(Column& sizes, bool has_sizes, Column& places, bool has_places, co
               const Length& length, const char* operation) {
   const std::size_t count = length.get();
   if (!has_sizes) {
-    if (!buffers.is_list() && !length.is_single())
+    if (!buffers.is_list() && !length.is_single() && count != 0)
       throw nb::type_error("sizes is needed for many requests in one buffer");
     std::uint64_t* const made = sizes.make(count);
     for (std::size_t i = 0; i < count; ++i) {
@@ -376,6 +376,12 @@ void close(PyBatch& self) {
   collect_retired();
 }
 
+/// As close(), without a wait.
+void abandon(PyBatch& self) {
+  if (!self.closed.exchange(true)) self.retire();
+  collect_retired();
+}
+
 std::int64_t cancel(PyBatch& self) {
   const Table::Use handle(Table::instance(), self.handle);
   const std::int64_t count = batch_of(self, handle, "batch").cancel(self.id.generation);
@@ -457,7 +463,12 @@ PyBatch* open_batch(nb::object device, std::uint32_t depth, nb::handle priority)
     batch->handle = opened.id;
     batch->closed = true;
     if (!handle) raise_stale(*batch, "batch");
-    batch->id = handle->open_batch(depth, wanted);
+    try {
+      batch->id = handle->open_batch(depth, wanted);
+    } catch (Failure& failure) {
+      set_device(failure.error(), batch->uri.c_str());
+      throw Failure(failure.error());
+    }
     batch->closed = false;
   }
   batch->device = std::move(device);
@@ -493,6 +504,7 @@ void define_batch(nb::module_& m) {
                "Cancels what the device was not given, waits for the rest, and frees the batch. Results that were not "
                "collected\n"
                "are gone. Does nothing the second time.")
+          .def("abandon", &abandon)
           .def("collect_all", &collect_all, nb::arg("timeout").none())
           .def("unknown",
                [](const PyBatch& b) {

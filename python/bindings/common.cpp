@@ -124,7 +124,6 @@ Unlocked::~Unlocked() {
 }
 
 PyDevice::~PyDevice() {
-  leak_progress();
   const auto end = [&] {
     engine::Table::instance().abandon(id);
     stop_progress();

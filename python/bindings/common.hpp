@@ -82,10 +82,8 @@ struct PyDevice {
   std::mutex progress_lock;
   std::shared_ptr<Progress> progress;  ///< of awaits (progress.hpp), from the first on
   ~PyDevice();
-  /// When the device is closed. Without the interpreter lock.
+  /// When the device is closed. In a child of a fork it is left as it is. Without the interpreter lock.
   void stop_progress();
-  /// In a child of a fork it is left as it is.
-  void leak_progress();
 };
 
 /// The Python memory that a registration keeps alive: a buffer view, a DLPack import, or memory of ours.

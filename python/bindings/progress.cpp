@@ -287,7 +287,9 @@ std::uint64_t Progress::submit(Wish wish) {
     throw Failure(last_error());
   }
   std::lock_guard guard(lock_);
-  const std::uint64_t token = wish.token = next_token_++;
+  // Of all devices: one loop may await requests of many.
+  static std::uint64_t next_token = 0;
+  const std::uint64_t token = wish.token = std::atomic_ref(next_token).fetch_add(1, std::memory_order_relaxed);
   if (wish.is_flush) {
     flushes_.push_back(std::move(wish));
   } else if (!wishes_.empty() || free_.empty() || rings_may_block_) {

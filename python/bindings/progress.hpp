@@ -95,7 +95,6 @@ class Progress {
   std::vector<Wish> flights_;
   std::vector<std::uint32_t> free_;  ///< of the flights
   std::uint64_t in_flight_ = 0;
-  std::uint64_t next_token_ = 1;
   enum class Sleep : std::uint8_t { none, for_work, nap, interrupt };
   Sleep sleeps_ = Sleep::none;
   bool stopping_ = false, stopped_ = false;
