@@ -196,7 +196,7 @@ def test_a_cancelled_request_runs_on_and_its_buffer_is_held_until_it_ends(open_s
 
 
 def test_a_cancelled_request_that_the_device_was_not_given_is_never_sent(open_ssd: OpenSsd) -> None:
-    ssd = open_ssd("emulated:1MiB?latency=100ms")
+    ssd = open_ssd("emulated:1MiB?latency=700ms")
 
     async def main(buffer: ugds.Registration) -> None:
         before = ssd.stats().commands
