@@ -40,7 +40,7 @@ def column(values: Any, name: str) -> Integers:
     if array.size == 0 and not isinstance(values, numpy.ndarray):
         array = array.astype(numpy.int64)  # an empty list has no type
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be an int, text such as \"64MiB\", or an array of integers, not {array.dtype}")
+        raise TypeError(f'{name} must be an int, text such as "64MiB", or an array of integers, not {array.dtype}')
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         return numpy.ascontiguousarray(array, numpy.uint64).view(numpy.int64)
     return numpy.ascontiguousarray(array, numpy.int64)
@@ -120,7 +120,9 @@ def _exit(batch: Batch, *exception: object) -> None:
     except BaseException as error:
         batch.abandon()
         if isinstance(error, Error) and error.errno == errno.EBADF:
-            raise _failed(errno.EBADF, batch, f"what became of {batch.unknown()} requests is not known", error) from None
+            raise _failed(
+                errno.EBADF, batch, f"what became of {batch.unknown()} requests is not known", error
+            ) from None
         raise
     batch.close()
     if (count := batch.unseen()) == 0:
@@ -155,7 +157,7 @@ def _failed(code: int | None, batch: Batch, what: str, why: Error | None) -> Err
 
 def attach() -> None:
     """Gives the native classes what is made here."""
-    Error.failures = []  # what has none
+    Error.failures = ()  # of what is no batch
     completions: Any = Completions
     completions.cookies = property(_cookies, doc=_cookies.__doc__)
     completions.results = property(_results, doc=_results.__doc__)
