@@ -37,6 +37,8 @@ def column(values: Any, name: str) -> Integers:
     import numpy
 
     array = numpy.asarray(values)
+    if array.ndim == 0:
+        array = array.reshape(1)
     if array.size == 0 and not isinstance(values, numpy.ndarray):
         array = array.astype(numpy.int64)  # an empty list has no type
     if array.dtype.kind not in "iu":
