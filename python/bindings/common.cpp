@@ -126,7 +126,7 @@ Unlocked::~Unlocked() {
 PyDevice::~PyDevice() {
   const auto end = [&] {
     engine::Table::instance().abandon(id);
-    stop_progress();
+    end_progress(false);
   };
   // Whoever is inside may need the lock to get out.
   if (PyGILState_Check() != 0) {
