@@ -36,7 +36,7 @@ std::vector<std::weak_ptr<Progress>>& all() {
 std::shared_ptr<Progress> progress_of(PyDevice& device) {
   {
     const engine::Table::Use handle(engine::Table::instance(), device.id);
-    if (!handle) raise_stale(device);  // of a fork's parent, for one: nothing else is touched there
+    if (!handle) raise_stale(device);  // of a fork's parent, for one: its locks are not for us
   }
   return without_lock([&] {
     std::lock_guard guard(device.progress_lock);
@@ -92,17 +92,27 @@ nb::list take(Channel& channel) {
 
 }  // namespace
 
-void PyDevice::stop_progress() {
+void PyDevice::drain_progress(std::uint64_t limit_ns) {
+  std::shared_ptr<Progress> mine;
+  if (fork_generation() == opened_in) {
+    std::lock_guard guard(progress_lock);
+    mine = progress;
+  }
+  if (mine) mine->drain(limit_ns);
+}
+
+void PyDevice::end_progress(bool stays) {
+  if (fork_generation() != opened_in) {
+    if (progress) static_cast<void>(new std::shared_ptr<Progress>(std::move(progress)));  // NOLINT: no thread is here
+    return;
+  }
   std::shared_ptr<Progress> mine;
   {
     std::lock_guard guard(progress_lock);
-    mine = std::move(progress);
+    mine = stays ? progress : std::move(progress);
   }
-  if (mine) mine->stop();
-}
-
-void PyDevice::leak_progress() {
-  if (progress && progress->is_forked()) static_cast<void>(new std::shared_ptr<Progress>(std::move(progress)));
+  if (mine && stays) mine->resume();
+  if (mine && !stays) mine->stop();
 }
 
 void stop_progress() noexcept {

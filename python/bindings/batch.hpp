@@ -59,6 +59,29 @@ struct PyBatch {
   std::atomic<std::uint32_t> moving_{0};  ///< calls that have results in their hands
 };
 
+/// Raises ugds.Error (EBADF): the device is closed.
+[[noreturn]] void raise_stale(const PyBatch& self, const char* operation);
+/// The same: the batch is.
+[[noreturn]] void raise_closed(const char* operation);
+
+/// The batch in its device. Raises ugds.Error (EBADF).
+inline engine::Batch& batch_of(const PyBatch& self, const engine::Table::Use& handle, const char* operation) {
+  if (!handle) [[unlikely]]
+    raise_stale(self, operation);
+  if (self.closed.load(std::memory_order_relaxed)) [[unlikely]]
+    raise_closed(operation);
+  engine::Batch* const batch = handle->batch(self.id.slot);
+  if (batch == nullptr) __builtin_unreachable();  // it was opened
+  return *batch;
+}
+
+PyBatch& batch_self(PyObject* self);
+
+/// The methods that submit, of the C API.
+PyObject* batch_read(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords);
+PyObject* batch_write(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords);
+void define_submission();
+
 /// Device.batch().
 PyBatch* open_batch(nb::object device, std::uint32_t depth, nb::handle priority);
 /// Frees batches that were dropped while requests were in flight, where those have ended.

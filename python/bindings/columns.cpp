@@ -72,7 +72,10 @@ void Column::take_array(PyObject* object, const char* name, const char* operatio
     return;
   // Converted by NumPy, which knows every kind of array.
   const nb::object converted = nb::module_::import_("ugds._batch").attr("column")(nb::handle(object), name);
-  if (!take_view(converted.ptr())) raise_new(EINVAL, operation, std::string(name) + " is no array of integers");
+  if (take_view(converted.ptr())) return;
+  raise_new(EINVAL, operation,
+            std::string(name) + " has " + std::to_string(nb::cast<int>(converted.attr("ndim"))) + " dimensions",
+            "give a number, or an array of one dimension");
 }
 
 void Column::check(const char* name, const char* operation) const {

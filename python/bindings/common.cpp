@@ -124,10 +124,9 @@ Unlocked::~Unlocked() {
 }
 
 PyDevice::~PyDevice() {
-  leak_progress();
   const auto end = [&] {
     engine::Table::instance().abandon(id);
-    stop_progress();
+    end_progress(false);
   };
   // Whoever is inside may need the lock to get out.
   if (PyGILState_Check() != 0) {

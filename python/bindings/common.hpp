@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "engine/table.hpp"
 #include "memory/host.hpp"
 #include "memory/registry.hpp"
@@ -79,13 +80,14 @@ struct PyDevice {
   engine::HandleId id = 0;
   std::string uri;
   std::string transport;
+  unsigned opened_in = fork_generation();
   std::mutex progress_lock;
   std::shared_ptr<Progress> progress;  ///< of awaits (progress.hpp), from the first on
   ~PyDevice();
-  /// When the device is closed. Without the interpreter lock.
-  void stop_progress();
-  /// In a child of a fork it is left as it is.
-  void leak_progress();
+  /// Before the device is closed, and when it is or `stays` open. In a child of a fork nothing is touched. Without the
+  /// interpreter lock.
+  void drain_progress(std::uint64_t limit_ns);
+  void end_progress(bool stays);
 };
 
 /// The Python memory that a registration keeps alive: a buffer view, a DLPack import, or memory of ours.

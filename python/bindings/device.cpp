@@ -206,6 +206,11 @@ void discard(const PyDevice& device, nb::handle offset, nb::handle size) {
   raise_last();
 }
 
+std::optional<engine::State> state_of(engine::HandleId id) {
+  const Table::Use handle(Table::instance(), id);
+  return handle ? std::optional(handle->state()) : std::nullopt;
+}
+
 bool is_closed(const PyDevice& device) {
   const Table::Use handle(Table::instance(), device.id);
   return !handle;
@@ -214,18 +219,19 @@ bool is_closed(const PyDevice& device) {
 void close(PyDevice& device, double drain) {
   if (!(drain >= 0)) raise_new(EINVAL, "close", "a negative time", "give seconds");
   auto& table = Table::instance();
+  const auto limit = static_cast<std::uint64_t>(std::min(drain, 1e9) * 1e9);
   const int code = without_lock([&] {
-    const auto limit = static_cast<std::uint64_t>(std::min(drain, 1e9) * 1e9);
-    int result = table.close(device.id, Table::Mode::bounded, limit);
-    if (result != EBUSY) return result;
-    {
-      const Table::Use handle(table, device.id);
-      if (!handle || handle->state() != engine::State::wedged) return result;
+    const std::uint64_t start = monotonic_ns();
+    device.drain_progress(limit);
+    const std::uint64_t left = limit - std::min(limit, monotonic_ns() - start);
+    int result = table.close(device.id, Table::Mode::bounded, left);
+    if (result == EBUSY && state_of(device.id) == engine::State::wedged) {
+      // A wedged controller is reset from outside; what even that does not stop stays as it is.
+      result = table.close(device.id, Table::Mode::force, limit);
     }
-    // A wedged controller is reset from outside; what even that does not stop stays as it is.
-    return table.close(device.id, Table::Mode::force, limit);
+    device.end_progress(result == EBUSY);
+    return result;
   });
-  if (code != EBUSY && is_closed(device)) without_lock([&] { device.stop_progress(); });
   collect_retired();
   if (code != EBUSY) return;  // closed now, or before
   Error error;
@@ -238,8 +244,8 @@ void close(PyDevice& device, double drain) {
 }
 
 const char* state(const PyDevice& device) {
-  const Table::Use handle(Table::instance(), device.id);
-  return handle ? engine::state_name(handle->state()) : "closed";
+  const auto now = state_of(device.id);
+  return now ? engine::state_name(*now) : "closed";
 }
 
 nb::dict info(const PyDevice& device) {

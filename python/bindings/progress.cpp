@@ -288,12 +288,14 @@ void Progress::send(Batch& batch, std::uint32_t slot) {
 
 std::uint64_t Progress::submit(Wish wish) {
   const Table::Use handle(Table::instance(), id_);
-  if (!handle) {
+  std::lock_guard guard(lock_);
+  if (!handle || closing_) {
     Table::instance().explain_stale(id_, "await");
     throw Failure(last_error());
   }
-  std::lock_guard guard(lock_);
-  const std::uint64_t token = wish.token = next_token_++;
+  // Of all devices: one loop may await requests of many.
+  static std::uint64_t next_token = 0;
+  const std::uint64_t token = wish.token = std::atomic_ref(next_token).fetch_add(1, std::memory_order_relaxed);
   if (wish.is_flush) {
     flushes_.push_back(std::move(wish));
   } else if (!wishes_.empty() || free_.empty() || rings_may_block_) {
@@ -324,6 +326,7 @@ void Progress::run() {
   std::unique_lock guard(lock_);
   for (;;) {
     sleeps_ = Sleep::for_work;
+    if (!has_work()) idle_.notify_all();
     changed_.wait(guard, [&] { return stopping_ || has_work(); });
     sleeps_ = Sleep::none;
     if (!has_work()) return;
@@ -337,7 +340,7 @@ void Progress::run() {
       }
     }
     guard.lock();
-    // Closed before the thread could take what was given: a device that closes has ended whatever was in flight.
+    // Given up before the thread came to it: a device that closes has ended whatever was in flight.
     std::deque<Wish> left = std::exchange(wishes_, {});
     for (Wish& wish : std::exchange(flushes_, {})) left.push_back(std::move(wish));
     for (Wish& wish : flights_) {
@@ -347,6 +350,17 @@ void Progress::run() {
     Table::instance().explain_stale(id_, "await");
     for (const Wish& wish : left) tell(wish, -EBADF, failure(last_error()));
   }
+}
+
+void Progress::drain(std::uint64_t limit_ns) {
+  std::unique_lock guard(lock_);
+  closing_ = true;
+  idle_.wait_for(guard, std::chrono::nanoseconds(limit_ns), [&] { return !has_work(); });
+}
+
+void Progress::resume() {
+  std::lock_guard guard(lock_);
+  closing_ = false;
 }
 
 void Progress::stop() {

@@ -68,6 +68,10 @@ class Progress {
   std::uint64_t submit(Wish wish);
   /// Takes back a request that the device was not given. False: it was.
   bool forget(std::uint64_t token);
+  /// The device is being closed: refuses what comes, and waits for what is there. Without the interpreter lock.
+  void drain(std::uint64_t limit_ns);
+  /// It was not closed after all.
+  void resume();
   /// The device is closed: ends what is left, and the thread. Without the interpreter lock.
   void stop();
   /// Whether it is from before a fork: it has no thread, and nothing of it may be touched.
@@ -89,16 +93,15 @@ class Progress {
   int interrupt_ = -1;  ///< what the thread may be asleep on, where there are interrupts
 
   std::mutex lock_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, idle_;
   std::deque<Wish> wishes_;   ///< that wait for capacity, in order
   std::deque<Wish> flushes_;  ///< that the thread has not begun, or not ended
   std::vector<Wish> flights_;
   std::vector<std::uint32_t> free_;  ///< of the flights
   std::uint64_t in_flight_ = 0;
-  std::uint64_t next_token_ = 1;
   enum class Sleep : std::uint8_t { none, for_work, nap, interrupt };
   Sleep sleeps_ = Sleep::none;
-  bool stopping_ = false, stopped_ = false;
+  bool closing_ = false, stopping_ = false;
   std::thread thread_;
 };
 

@@ -8,9 +8,11 @@
         ssd.read(buffer, offset=0, size="64KiB", buffer_offset=4096)
         print(ssd.info, ssd.stats(), sep="\\n")
 
-`open(uri, *, namespace=0, queues=0, depth=0, deadline=30.0)` gives a `Device`; 0 takes what the device offers, and
-`deadline` is the time in seconds after which a command is aborted. The same URIs work here, in C and on the command
-line: `emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what can be set).
+`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0)` gives a `Device`; 0 takes what the device
+offers, `deadline` is the time in seconds after which a command is aborted, and `mode` is what the device is to be good
+at: one of `modes()`, or of your own by `register_mode(name, factory)` (see `ugds.mode`). The same URIs work here, in C
+and on the command line: `emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what
+can be set).
 
 `register(buffer, devices=None, require=None)` pins a buffer once and maps it to every open device, and to later ones
 when they are opened. A buffer is any object with the buffer protocol. Its `Registration` says `memory` (host, cuda,
@@ -22,7 +24,12 @@ hip, peer) and `route` (direct, staged, buffered); `require="direct"` fails with
 bytes between the device, from byte `offset`, and the registered buffer, from its byte `buffer_offset`; without
 `size`, to the end of the buffer. They return the bytes moved, release the interpreter's lock while they wait, and may
 be called from any number of threads. `flush()` makes what was written durable; `discard(offset, size)` gives blocks
-back.
+back. `priority="background"` puts a request behind every other.
+
+`with ssd.batch(depth=128) as batch:` has many requests in flight: `batch.read(buffer, offsets, sizes, buffer_offsets)`
+and `batch.write(…)` take arrays, `for done in batch.completed(min=1, timeout=0.5)` gives what has ended, as it comes,
+and `batch.wait()` all of it; an error that nobody looked at is raised when the block ends. `await ssd.aread(buffer,
+offset)`, `awrite` and `aflush` are for event loops of asyncio.
 
 `serve(uri, socket, *, mode=0o600)` lets other processes drive an emulated device, through a UNIX socket and by the
 vfio-user protocol, until the `Server` that it gives is closed.
@@ -40,6 +47,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ugds import _aio, _batch, _device, sizes
+from ugds._batch import Done
 from ugds._core import (
     Batch,
     Completions,
@@ -84,8 +92,11 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Batch",
+    "Completions",
     "Device",
     "DeviceInfo",
+    "Done",
     "Error",
     "Registration",
     "Server",
@@ -93,9 +104,11 @@ __all__ = [
     "devices",
     "empty",
     "host",
+    "modes",
     "open",
     "register",
     "register_dmabuf",
+    "register_mode",
     "serve",
     "sizes",
     "version",

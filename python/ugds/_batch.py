@@ -33,16 +33,16 @@ class Done(NamedTuple):
 
 
 def column(values: Any, name: str) -> Integers:
-    """Integers in one piece. Raises TypeError, and ugds.Error (EINVAL) for the wrong number of dimensions."""
+    """Integers in one piece. Raises TypeError for others."""
     import numpy
 
     array = numpy.asarray(values)
+    if array.ndim == 0:
+        array = array.reshape(1)
     if array.size == 0 and not isinstance(values, numpy.ndarray):
         array = array.astype(numpy.int64)  # an empty list has no type
     if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be an int, text such as \"64MiB\", or an array of integers, not {array.dtype}")
-    if array.ndim != 1:
-        raise _invalid(f"{name} has {array.ndim} dimensions", "give a number, or an array of one dimension")
+        raise TypeError(f'{name} must be an int, text such as "64MiB", or an array of integers, not {array.dtype}')
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         return numpy.ascontiguousarray(array, numpy.uint64).view(numpy.int64)
     return numpy.ascontiguousarray(array, numpy.int64)
@@ -52,14 +52,6 @@ def repeated(cookie: int, count: int) -> Integers:
     import numpy
 
     return numpy.full(count, cookie, numpy.int64)
-
-
-def _invalid(cause: str, hint: str) -> Error:
-    error = Error(errno.EINVAL, f"batch: {cause}; {hint}")
-    error.operation, error.device, error.cause, error.hint = "batch", "", cause, hint
-    error.offset = error.length = error.completed = 0
-    error.status, error.status_text = None, ""
-    return error
 
 
 class _Fields:
@@ -127,33 +119,47 @@ def _exit(batch: Batch, *exception: object) -> None:
     try:
         if not batch.closed and batch.unknown():
             batch.collect_all(None)
-    finally:
-        batch.close()
+    except BaseException as error:
+        batch.abandon()
+        if isinstance(error, Error) and error.errno == errno.EBADF:
+            raise _failed(
+                errno.EBADF, batch, f"what became of {batch.unknown()} requests is not known", error
+            ) from None
+        raise
+    batch.close()
     if (count := batch.unseen()) == 0:
         return
     failures: list[Done] = batch.take_unseen()
-    raise _missed(count, failures)
+    raise _missed(batch, count, failures)
 
 
-def _missed(count: int, failures: list[Done]) -> Error:
+def _missed(batch: Batch, count: int, failures: list[Done]) -> Error:
     """The error of requests that failed while nobody looked."""
     whose = "1 request of the batch failed, and nobody looked at its error"
     if count > 1:
         whose = f"{count} requests of the batch failed, and nobody looked at their errors; the first"
     first = failures[0].error if failures else None
-    if first is None:
-        return _invalid(whose, "look at `errors` or `results` of what completed() gives, or use wait()")
-    error = Error(first.errno, f"{whose}: {first.strerror}")
-    for name in ("operation", "device", "offset", "length", "completed", "status", "status_text", "hint"):
-        setattr(error, name, getattr(first, name))
-    error.cause = f"{whose}: {first.cause}"
+    error = _failed(first.errno if first else errno.EIO, batch, whose, first)
     error.failures = failures
+    return error
+
+
+def _failed(code: int | None, batch: Batch, what: str, why: Error | None) -> Error:
+    """An error of the whole batch, with what is known of one that led to it."""
+    error = Error(code, f"{what}: {why.strerror}" if why else f"{what} on {batch.device.uri}")
+    error.operation, error.device, error.cause, error.hint = "batch", batch.device.uri, what, ""
+    error.offset = error.length = error.completed = 0
+    error.status, error.status_text = None, ""
+    if why is not None:
+        for name in ("operation", "offset", "length", "completed", "status", "status_text", "hint"):
+            setattr(error, name, getattr(why, name))
+        error.cause = f"{what}: {why.cause}"
     return error
 
 
 def attach() -> None:
     """Gives the native classes what is made here."""
-    Error.failures = []  # what has none
+    Error.failures = ()  # of what is no batch
     completions: Any = Completions
     completions.cookies = property(_cookies, doc=_cookies.__doc__)
     completions.results = property(_results, doc=_results.__doc__)

@@ -4,11 +4,16 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, SupportsInt, final, overload
 
+from ugds._batch import Done, Integers
 from ugds._device import DeviceInfo, Stats
 from ugds.trace import Trace
+from ugds.mode import Mode
 
 Size = int | str
+Sizes = Size | SupportsInt | Sequence[int] | Integers | Any  # a number for all requests, or an array with one for each
 
 class Error(OSError):
     """What every failed operation raises (see `ugds.Error`)."""
@@ -22,6 +27,8 @@ class Error(OSError):
     status_text: str
     cause: str
     hint: str
+    failures: Sequence[Done]  # of a batch
+    completions: Completions  # of Batch.wait
 
 @final
 class Registration:
@@ -50,7 +57,15 @@ class Device:
     max_transfer: int
     info: DeviceInfo
     info_fields: dict[str, Any]
-    def read(self, buffer: Any, offset: Size = 0, size: Size | None = None, buffer_offset: Size = 0) -> int: ...
+    def read(
+        self,
+        buffer: Any,
+        offset: Size = 0,
+        size: Size | None = None,
+        buffer_offset: Size = 0,
+        *,
+        priority: str | None = None,
+    ) -> int: ...
     def write(
         self,
         buffer: Any,
@@ -58,11 +73,24 @@ class Device:
         size: Size | None = None,
         buffer_offset: Size = 0,
         *,
+        priority: str | None = None,
         durable: bool = False,
         unaligned: bool = False,
     ) -> int: ...
     def flush(self) -> None: ...
     def discard(self, offset: Size, size: Size) -> None: ...
+    def batch(self, depth: int = 128, *, priority: str | None = None) -> Batch: ...
+    async def aread(self, buffer: Any, offset: Size = 0, size: Size | None = None, buffer_offset: Size = 0) -> int: ...
+    async def awrite(
+        self,
+        buffer: Any,
+        offset: Size = 0,
+        size: Size | None = None,
+        buffer_offset: Size = 0,
+        *,
+        durable: bool = False,
+    ) -> int: ...
+    async def aflush(self) -> None: ...
     def queue_stats(self) -> list[dict[str, Any]]: ...
     def stats(self) -> Stats: ...
     def trace(self, capacity: int = 65536) -> AbstractContextManager[Trace]: ...
@@ -72,6 +100,64 @@ class Device:
     def close(self, drain: float = 5.0) -> None: ...
     def __enter__(self) -> Device: ...
     def __exit__(self, *exc: object) -> None: ...
+
+@final
+class Completions(Sequence[Done]):
+    cookies: Integers
+    results: Integers
+    errors: list[Done]
+    def item(self, index: int) -> tuple[int, int, Error | None]: ...
+    def look(self) -> None: ...
+    def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: int) -> Done: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Done]: ...
+    def __iter__(self) -> Iterator[Done]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Batch:
+    device: Device
+    depth: int
+    closed: bool
+    outstanding: int
+    def read(
+        self,
+        buffer: Any,
+        offsets: Sizes,
+        sizes: Sizes | None = None,
+        buffer_offsets: Sizes | None = None,
+        cookies: Sizes | None = None,
+    ) -> range | Integers: ...
+    def write(
+        self,
+        buffer: Any,
+        offsets: Sizes,
+        sizes: Sizes | None = None,
+        buffer_offsets: Sizes | None = None,
+        cookies: Sizes | None = None,
+        *,
+        durable: bool = False,
+    ) -> range | Integers: ...
+    def completed(self, min: int = 1, timeout: float | None = None, max: int | None = None) -> Completions: ...
+    def wait(self, timeout: float | None = None) -> Completions: ...
+    def cancel(self) -> int: ...
+    def close(self) -> None: ...
+    def collect_all(self, timeout: float | None) -> Completions: ...
+    def abandon(self) -> None: ...
+    def unknown(self) -> int: ...
+    def unseen(self) -> int: ...
+    def take_unseen(self) -> list[Done]: ...
+    def __enter__(self) -> Batch: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+@final
+class Channel:
+    """What tells one event loop of requests that have ended (see `ugds._aio`)."""
+
+    def fileno(self) -> int: ...
+    def take(self) -> list[tuple[int, int, Error | None]]: ...
 
 @final
 class Emulator:
@@ -122,6 +208,7 @@ class Server:
 
 def open(
     uri: str,
+    mode: str | None = None,
     *,
     namespace: int = 0,
     queues: int = 0,
@@ -129,6 +216,20 @@ def open(
     deadline: float = 30.0,
     interrupts: bool | None = None,
 ) -> Device: ...
+def modes() -> list[str]: ...
+def register_mode(name: str, factory: Callable[[], Mode]) -> None: ...
+def await_transfer(
+    device: Device,
+    channel: Channel,
+    operation: str,
+    buffer: Any,
+    offset: Size,
+    size: Size | None,
+    buffer_offset: Size,
+    durable: bool,
+) -> int: ...
+def await_flush(device: Device, channel: Channel) -> int: ...
+def await_forget(device: Device, token: int) -> bool: ...
 def register(obj: Any, devices: Sequence[Device] | None = None, require: str | None = None) -> Registration: ...
 def register_dmabuf(
     fd: int,

@@ -124,30 +124,42 @@ def test_what_is_observed_reaches_a_foreign_mode_and_what_it_says_acts(open_ssd:
 
 
 def test_a_mode_may_put_writes_into_the_background(open_ssd: OpenSsd) -> None:
-    """While small requests come, one command of a background request is in flight; a normal write has more."""
+    """A moment after a small read one command of background requests is in flight; of normal ones there are many."""
     limited = Settings(background_writes=True, pacing=Pacing(0.0, 0.0, background_share=0.0))
     ugds.register_mode("test-background", lambda: Fixed(limited))
-    typical = {}
-    for mode, priority in (("test-background", None), ("test-background", "normal")):
-        ssd = open_ssd("emulated:64MiB?latency=300us", mode=mode, queues=2)
-        with ugds.empty(BLOCK) as small, ugds.empty(32 * MIB) as large:
-            ssd.read(small)  # somebody to protect
-            done = threading.Event()
+    taken = {}
+    cases = (("test-background", None), ("test-background", "normal"), ("latency", None), ("latency", "background"))
+    for mode, priority in cases:
+        ssd = open_ssd("emulated:16MiB?latency=100us&pump=caller&clock=virtual", mode=mode)
+        emulator = ugds.testing.emulator(ssd)
+        with ugds.empty(MIB) as buffer, ssd.batch(64, priority=priority) as batch:
+            ssd.read(buffer, 0, BLOCK)
+            begun = emulator.virtual_now_ns()
+            batch.write(buffer, [i * BLOCK for i in range(64)], BLOCK)
+            batch.wait()
+            taken[mode, priority] = emulator.virtual_now_ns() - begun
+    assert taken["test-background", None] >= 900_000, taken
+    assert taken["test-background", "normal"] < 300_000, taken
+    assert taken["latency", None] < 300_000, taken
+    assert taken["latency", "background"] >= 900_000, taken
 
-            def write(ssd: ugds.Device = ssd, large: Any = large, priority: Any = priority, done: Any = done) -> None:
-                ssd.write(large, priority=priority)
-                done.set()
 
-            thread = threading.Thread(target=write)
-            thread.start()
-            seen = []
-            while not done.is_set():
-                ssd.read(small)
-                seen.append(ssd.stats().in_flight)
-            thread.join()
-            typical[mode, priority] = sorted(seen)[len(seen) // 2]
-    assert typical["test-background", None] <= 2, typical
-    assert typical["test-background", "normal"] > 4, typical
+def test_the_priority_of_a_request_stands_above_the_modes(open_ssd: OpenSsd) -> None:
+    """Commands of a large write, in the background or not, right after a small read."""
+    limited = Settings(background_writes=True, pacing=Pacing(0.0, 0.0, background_share=0.0))
+    ugds.register_mode("test-background", lambda: Fixed(limited))
+    taken = {}
+    for mode, priority in (("test-background", None), ("test-background", "normal"), ("latency", "background")):
+        ssd = open_ssd("emulated:16MiB?latency=100us&pump=caller&clock=virtual&mdts=5", mode=mode)
+        emulator = ugds.testing.emulator(ssd)
+        with ugds.empty(MIB) as buffer:
+            ssd.read(buffer, 0, BLOCK)
+            begun = emulator.virtual_now_ns()
+            ssd.write(buffer, priority=priority)
+            taken[mode, priority] = emulator.virtual_now_ns() - begun
+    assert taken["test-background", None] >= 700_000, taken
+    assert taken["test-background", "normal"] < 300_000, taken
+    assert taken["latency", "background"] >= 700_000, taken
 
 
 def test_priority_is_a_word_that_exists(ssd: ugds.Device) -> None:

@@ -10,6 +10,7 @@ import os
 import sys
 
 import numpy
+
 import ugds
 
 SIZE = 4096
