@@ -5,6 +5,7 @@
 // who is next on it is queue::Line.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -19,7 +20,7 @@ namespace ugds::engine {
 
 /// Above this a request is a large one.
 inline constexpr std::uint64_t kSmall = 64u << 10;
-/// Bytes of a large request's command while small requests come.
+/// Bytes of a large request's command while small requests come, at most.
 inline constexpr std::uint32_t kPiece = 128u << 10;
 
 class Scheduler {
@@ -46,7 +47,8 @@ class Scheduler {
   bool background_writes() const { return background_writes_.load(std::memory_order_relaxed); }
   /// Bytes of the next command of a large or background request, of which the device takes at most `chunk`.
   std::uint32_t piece(std::uint32_t chunk, bool background) const {
-    return chunk > kPiece && (pacer_->protects() || (background && pacer_->yields())) ? kPiece : chunk;
+    const bool finely = pacer_->protects() || (background && pacer_->yields());
+    return finely ? std::min(chunk, pacer_->piece()) : chunk;
   }
 
   /// Called by waiters now and then: asks the mode, if that is due.

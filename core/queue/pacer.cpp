@@ -12,6 +12,8 @@ namespace ugds::queue {
 namespace {
 
 constexpr std::uint32_t kLeastSamples = 16;
+/// The least that a command is cut to. A multiple of every block size.
+constexpr std::uint64_t kFinePiece = 64u << 10;
 /// The least that is allowed in flight beside each request's one command, in pieces.
 constexpr std::uint64_t kFloor = 2;
 /// How often others are refused for the sake of one that does not come, before it is taken for gone.
@@ -33,6 +35,7 @@ void Pacer::configure(const Pacing& pacing, std::uint32_t piece) {
   latency_high_.store(pacing.latency_high, std::memory_order_relaxed);
   share_.configure(pacing.background_share, span(kEpoch));
   memory_.store(span(pacing.memory_ns), std::memory_order_relaxed);
+  largest_piece_.store(piece, std::memory_order_relaxed);
   piece_.store(piece, std::memory_order_relaxed);
   limit_.store(kNoLimit, std::memory_order_relaxed);
 }
@@ -155,12 +158,18 @@ void Pacer::give(std::uint32_t bytes, bool is_write, bool background, std::uint6
 }
 
 void Pacer::sample(std::uint32_t bytes, bool is_write, std::uint64_t latency) {
-  Idle& idle = idle_[is_write][std::min<unsigned>(std::bit_width(bytes >> 9), kClasses - 1)];
+  Idle& idle = idle_[is_write][class_of(bytes)];
   lower(idle.now, latency);
   const std::uint64_t lowest =
       std::min(idle.now.load(std::memory_order_relaxed), idle.before.load(std::memory_order_relaxed));
   // Staged under an earlier limit, it says nothing of this one.
-  if (now(ticks()) - latency < since_.load(std::memory_order_relaxed)) return;
+  const std::uint64_t now = this->now(ticks());
+  if (now - latency < since_.load(std::memory_order_relaxed)) return;
+  if (first_at_.load(std::memory_order_relaxed) == 0) {
+    first_at_.store(now, std::memory_order_relaxed);
+  } else {
+    bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   const std::uint64_t ratio = latency * 256 / std::max<std::uint64_t>(lowest, 1);
   ratios_.fetch_add(std::min<std::uint64_t>(ratio, 1u << 16), std::memory_order_relaxed);
   samples_.fetch_add(1, std::memory_order_relaxed);
@@ -186,26 +195,56 @@ void Pacer::adjust() {
   peak_.store(in_flight_.load(std::memory_order_relaxed), std::memory_order_relaxed);
 }
 
-/// Looks at the device with little in flight, so that its latency when idle is known and stays known.
+/// Looks at the device with little in flight, so that its latency when idle is known and stays known; and with commands
+/// as large as they may be, should they be right by now.
 void Pacer::begin_epoch(std::uint64_t now) {
   epoch_at_ = now;
   resumed_ = limit_.load(std::memory_order_relaxed);
   for (auto& direction : idle_) {
     for (Idle& idle : direction) idle.before.store(idle.now.exchange(~std::uint64_t{0}, std::memory_order_relaxed));
   }
-  limit_.store(kFloor * piece_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  piece_.store(largest_piece_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  look(now, 1);
+}
+
+void Pacer::look(std::uint64_t now, std::uint64_t commands) {
+  looks_with_ = commands;
+  limit_.store(commands * piece_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  since_.store(now, std::memory_order_relaxed);
+  first_at_.store(0, std::memory_order_relaxed);
+  bytes_.store(0, std::memory_order_relaxed);
+}
+
+/// Whether a command takes the device longer than it takes to answer. With two in flight the device is always busy
+/// then, and from one end to the next is a command's own time; else that is half the latency of one alone.
+bool Pacer::is_coarse(std::uint64_t now) const {
+  const std::uint64_t piece = piece_.load(std::memory_order_relaxed);
+  const std::uint64_t commands = bytes_.load(std::memory_order_relaxed) / piece;
+  if (commands == 0 || piece < 2 * kFinePiece) return false;
+  std::uint64_t alone = ~std::uint64_t{0};
+  for (const auto& direction : idle_) {
+    alone = std::min(alone, direction[class_of(piece)].now.load(std::memory_order_relaxed));
+  }
+  const std::uint64_t busy = (now - first_at_.load(std::memory_order_relaxed)) / commands;
+  return busy > (alone - std::min(alone, busy)) * 9 / 8;
+}
+
+/// A look is over: with one command in flight, then with two.
+void Pacer::end_look(std::uint64_t now) {
+  if (looks_with_ < kFloor) return look(now, kFloor);
+  if (is_coarse(now)) {
+    piece_.store(piece_.load(std::memory_order_relaxed) / 2, std::memory_order_relaxed);
+    return look(now, 1);
+  }
+  looks_with_ = 0;
+  // A limit that was none is found anew.
+  if (resumed_ != kNoLimit) limit_.store(resumed_, std::memory_order_relaxed);
   since_.store(now, std::memory_order_relaxed);
 }
 
 void Pacer::follow(std::uint64_t now, std::uint64_t ratio) {
+  if (looks_with_ != 0) return end_look(now);
   const std::uint64_t limit = limit_.load(std::memory_order_relaxed);
-  if (resumed_ != 0) {
-    // That look is over. A limit that was none is found anew.
-    if (resumed_ != kNoLimit) limit_.store(resumed_, std::memory_order_relaxed);
-    resumed_ = 0;
-    since_.store(now, std::memory_order_relaxed);
-    return;
-  }
   if (now - epoch_at_ > span(kEpoch)) return begin_epoch(now);
   const std::uint64_t least = kFloor * piece_.load(std::memory_order_relaxed);
   std::uint64_t next = limit;

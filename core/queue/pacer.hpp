@@ -15,8 +15,10 @@
 // Small requests pay nothing for any of it: they are seen by the queue pairs' own counts.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -41,7 +43,7 @@ class Pacer {
   /// `virtual_clock` holds the device's time in nanoseconds, where that is not real time.
   explicit Pacer(const std::atomic<std::uint64_t>* virtual_clock) : virtual_clock_(virtual_clock) {}
 
-  /// `piece`: bytes of a large request's command. Thread-safe.
+  /// `piece`: bytes of a large request's command at most. Thread-safe.
   void configure(const Pacing& pacing, std::uint32_t piece);
   /// Counts a queue pair's commands among those that may be small ones. Before the first command.
   void watch(const QueuePair& pair) { pairs_.push_back(&pair); }
@@ -64,6 +66,9 @@ class Pacer {
   bool protects() const { return protects_.load(std::memory_order_relaxed); }
   /// Whether background requests give way to others, and are to be cut finely too.
   bool yields() const { return yields_.load(std::memory_order_relaxed); }
+  /// Bytes of a command that is cut finely: less than configured where such a one takes the device longer than it takes
+  /// to answer, for two of them are in flight even at the least.
+  std::uint32_t piece() const { return static_cast<std::uint32_t>(piece_.load(std::memory_order_relaxed)); }
   std::uint64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
   std::uint64_t limit() const { return limit_.load(std::memory_order_relaxed); }
 
@@ -105,16 +110,22 @@ class Pacer {
   bool take_background(std::uint64_t all, std::uint32_t bytes, bool first, std::uint64_t& waits_since);
   bool is_full(std::uint64_t all, std::uint32_t bytes) const;
   bool admit(std::uint64_t all, bool full, bool first, std::uint64_t& waits_since);
+  static unsigned class_of(std::uint64_t bytes) {
+    return std::min<unsigned>(static_cast<unsigned>(std::bit_width(bytes >> 9)), kClasses - 1);
+  }
   void sample(std::uint32_t bytes, bool is_write, std::uint64_t latency);
   void adjust();
   void follow(std::uint64_t now, std::uint64_t ratio);
   void begin_epoch(std::uint64_t now);
+  void look(std::uint64_t now, std::uint64_t commands);
+  void end_look(std::uint64_t now);
+  bool is_coarse(std::uint64_t now) const;
 
   const std::atomic<std::uint64_t>* const virtual_clock_;
   std::vector<const QueuePair*> pairs_;
   std::atomic<std::uint32_t> latency_low_{0}, latency_high_{0};
   std::atomic<std::uint64_t> memory_{0};  ///< by now()'s unit
-  std::atomic<std::uint64_t> piece_{128u << 10};
+  std::atomic<std::uint64_t> largest_piece_{128u << 10}, piece_{128u << 10};
 
   alignas(64) std::atomic<std::uint64_t> in_flight_{0};
   std::atomic<std::uint64_t> background_{0};  ///< of those in flight
@@ -127,7 +138,8 @@ class Pacer {
 
   alignas(64) std::atomic<std::uint64_t> ratios_{0};  ///< of latencies to the idle device's, summed, in 256ths
   std::atomic<std::uint32_t> samples_{0};
-  std::atomic<std::uint64_t> since_{0};  ///< commands staged before it say nothing of the present limit
+  std::atomic<std::uint64_t> first_at_{0}, bytes_{0};  ///< when the first was taken, and bytes of the others
+  std::atomic<std::uint64_t> since_{0};                ///< commands staged before it say nothing of the present limit
   struct Idle {
     std::atomic<std::uint64_t> now{~std::uint64_t{0}},
         before{~std::uint64_t{0}};  ///< lowest of this epoch and the last
@@ -141,7 +153,8 @@ class Pacer {
   std::atomic_flag adjusting_;
   // By who adjusts.
   std::uint64_t epoch_at_ = 0;
-  std::uint64_t resumed_ = 0;  ///< the limit to go back to after the device was looked at nearly idle
+  std::uint64_t looks_with_ = 0;  ///< commands in flight while the device is looked at nearly idle; 0: it is not
+  std::uint64_t resumed_ = 0;     ///< the limit to go back to after the device was looked at nearly idle
 };
 
 }  // namespace ugds::queue

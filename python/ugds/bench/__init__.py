@@ -90,7 +90,7 @@ def _fairness(arguments: argparse.Namespace) -> list[Record]:
 def _modes(arguments: argparse.Namespace) -> list[Record]:
     from ugds.bench import modes
 
-    return modes.measure(arguments.device, arguments.seconds)
+    return modes.measure(arguments.device, arguments.seconds, arguments.only)
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -299,7 +299,10 @@ def _scheduling(command: MakeCommand) -> None:
         "the better of polling and\nsleeping, adaptive_cpu_ratio a processor's time at 1 MiB. docs/scheduling.md has "
         "more.",
     )
-    modes.add_argument("--seconds", type=seconds, default=1.0, help="of real time, for each mode and size (%(default)s)")
+    modes.add_argument("--only", choices=("scheduling", "waiting"), help="what is simulated, or what takes real time")
+    modes.add_argument(
+        "--seconds", type=seconds, default=1.0, help="of real time, for each mode and size (%(default)s)"
+    )
     modes.add_argument("--device", metavar="URI", default=None, help="an emulated device to simulate, instead of two")
     _json_option(modes)
 

@@ -26,6 +26,13 @@ BARS: dict[str, Bar] = {
     "open_to_first_read_ms": Bar(5),
     "ratio_to_memcpy": Bar(0.8, at_most=False, on="pump=caller"),
     "interrupt_cpu_percent": Bar(10),
+    "small_p99_ratio_batch": Bar(3),
+    "small_p99_ratio_sync": Bar(3),
+    "large_throughput_share": Bar(0.8, at_most=False),
+    "priority_read_share": Bar(0.8, at_most=False),
+    "priority_write_share": Bar(0.1, at_most=False),
+    "adaptive_latency_ratio": Bar(1.1),
+    "adaptive_cpu_ratio": Bar(1.1),
 }
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each mode does for loads that it is for, and for those that it is not for.
 
-How a mode schedules is simulated (`ugds.bench.simulation`); how it waits, and what that costs, is measured in real time,
-the modes in turn so that all meet the same machine.
+How a mode schedules is simulated (`ugds.bench.simulation`); how it waits, and what that costs, is measured in real
+time, the modes in turn so that all meet the same machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ugds
 from ugds import _core
 from ugds._report import Record
 from ugds.bench import completion, fairness
-from ugds.bench.simulation import Load, run
+from ugds.bench.simulation import CONTROL_MODE, Load, run
 
 _KIB, _MIB = 1 << 10, 1 << 20
 Figures = dict[str, tuple[float, str]]
@@ -33,14 +33,19 @@ LEARN_NOTHING = ("latency", "throughput", "priority")
 ROUNDS = 27
 
 
-def measure(uri: str | None, seconds: float) -> list[Record]:
-    """Records of each mode and simulated device, of mode `priority` and of mode `adaptive`."""
-    modes = [mode for mode in _core.mode_names() if mode != "unpaced"]
-    simulated = [record for device in ([uri] if uri else DEVICES) for record in _simulate(device, modes)]
-    return [*simulated, *_adaptive(_wait(modes, seconds))]
+def measure(uri: str | None, seconds: float, only: str | None = None) -> list[Record]:
+    """Records of each mode and simulated device, of mode `priority` and of mode `adaptive`; or `only` those of
+    "scheduling" or of "waiting"."""
+    modes = [mode for mode in _core.mode_names() if mode != CONTROL_MODE]
+    records: list[Record] = []
+    if only != "waiting":
+        records += [record for device in ([uri] if uri else DEVICES) for record in _simulate(device, modes)]
+    if only != "scheduling":
+        records += _adaptive(_wait(modes, seconds))
+    return records
 
 
-# --- Scheduling, simulated ---------------------------------------------------------------------------------------------
+# --- Scheduling, simulated -------------------------------------------------------------------------------------------
 
 
 def _simulate(uri: str, modes: list[str]) -> list[Record]:
@@ -94,7 +99,7 @@ def _beside_large(uri: str, mode: str) -> Figures:
     }
 
 
-# --- Waiting, in real time ---------------------------------------------------------------------------------------------
+# --- Waiting, in real time -------------------------------------------------------------------------------------------
 
 
 def _wait(modes: list[str], seconds: float) -> dict[str, tuple[str, dict[str, list[completion.Point]]]]:
