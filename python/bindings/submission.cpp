@@ -49,6 +49,27 @@ struct Plain {
   }
 };
 
+/// The same of one size, with an offset and a place for each.
+struct Uniform {
+  static constexpr bool kOffsetsTell = false;
+  const memory::Reference* memory;
+  const std::uint64_t *offsets, *places;
+  std::uint64_t size, base, cookie, write;
+  bool durable;
+
+  const memory::Reference& begin_run(std::size_t) const { return *memory; }
+  const memory::Reference& buffer() const { return *memory; }
+  bool same_buffer(std::size_t) const { return true; }
+  [[gnu::always_inline]] Wanted operator()(std::size_t i) const {
+    return {.offset = offsets[i],
+            .size = size,
+            .buffer_offset = base + places[i],
+            .cookie = cookie + i,
+            .write = write,
+            .durable = durable};
+  }
+};
+
 /// Any others.
 struct General {
   static constexpr bool kOffsetsTell = false;
@@ -257,7 +278,18 @@ nb::object transfer(PyBatch& self, PyObject* const* a) {
   Submission submission(self, *handle, batch, count);
   bool whole = true;
   if (!many && !given(kCookies)) [[likely]] {
-    if (count != 0) whole = submission.run(plain);
+    if (sizes.mask() == 0 && offsets.mask() != 0 && places.mask() != 0) {
+      whole = submission.run(Uniform{.memory = plain.memory,
+                                     .offsets = plain.offsets,
+                                     .places = plain.places,
+                                     .size = *plain.sizes,
+                                     .base = plain.base,
+                                     .cookie = plain.cookie,
+                                     .write = plain.write,
+                                     .durable = plain.durable});
+    } else if (count != 0) {
+      whole = submission.run(plain);
+    }
   } else {
     const auto versions = many ? number(buffers) : nullptr;
     whole = submission.run(General{&plain, &buffers, versions.get(), given(kCookies) ? &cookies : nullptr});

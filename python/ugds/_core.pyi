@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The extension module: what of the library is native. Everything public is re-exported by `ugds`, documented there."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, final
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, SupportsInt, final, overload
 
 from ugds._batch import Done, Integers
 from ugds._device import DeviceInfo, Stats
-from ugds.trace import Trace
 from ugds.mode import Mode
+from ugds.trace import Trace
 
 Size = int | str
 Sizes = Size | SupportsInt | Sequence[int] | Integers | Any  # a number for all requests, or an array with one for each

@@ -44,6 +44,21 @@ def test_reads_of_an_emulated_device_are_as_fast_as_the_copy_that_it_makes() -> 
     assert BARS[name].holds(statistics.median(figures(*command)[name] for _ in range(3)))
 
 
+def test_batches_cost_few_instructions_a_request() -> None:
+    got = figures("overhead", "--calls", "100")
+    for name in ("batch_read_4k_instructions", "batch_read_4k_python_instructions"):
+        assert BARS[name].holds(got[name]), f"{name} is {got[name]}, and not {BARS[name]}"
+
+
+def test_batches_reach_what_the_device_allows_with_one_doorbell_each() -> None:
+    # The best of a few commands, since the machine may have other work.
+    got = [figures("batch") for _ in range(3)]
+    for name in ("batch_share_of_model", "requests_ratio_to_sync"):
+        assert BARS[name].holds(max(one[name] for one in got)), f"{name}: {[one[name] for one in got]}"
+    assert BARS["first_batch_ratio"].holds(min(one["first_batch_ratio"] for one in got))
+    assert [one["doorbells_per_submission"] for one in got] == [1, 1, 1]
+
+
 def test_a_thread_that_sleeps_for_interrupts_leaves_its_processor_to_others() -> None:
     name = "interrupt_cpu_percent"
     assert BARS[name].holds(min(figures("completion")[name] for _ in range(3)))

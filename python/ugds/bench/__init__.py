@@ -37,15 +37,18 @@ def _mixed(arguments: argparse.Namespace) -> list[Record]:
 
 
 def _batch(arguments: argparse.Namespace) -> list[Record]:
-    from ugds.bench import batch_figures, load, targets
+    from ugds.bench import batch, batch_figures, load, targets
     from ugds.bench.figures import BATCH
 
-    figure = BATCH[arguments.figure]
+    asked = (arguments.sizes, arguments.depths, arguments.mode, arguments.total, arguments.processes)
+    if arguments.figure is None and not any(asked) and not arguments.baseline:
+        return batch.measure(arguments.device, arguments.seconds)
+    figure = BATCH[arguments.figure or 11]
     sizes = load.parse_sizes(arguments.sizes or _list(figure.sizes))
     depths = load.parse_numbers(arguments.depths or _list(figure.depths), "--depths", 1024)
     modes = (arguments.mode,) if arguments.mode else figure.modes
     processes = _processes(arguments, figure.processes)
-    with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
+    with targets.entered(arguments.device or "emulated:1GiB", arguments.baseline, arguments.overwrite) as measured:
         return batch_figures.measure(measured, modes, sizes, depths, arguments.total or figure.total, processes)
 
 
@@ -81,6 +84,8 @@ def _processes(arguments: argparse.Namespace, default: int | None) -> int | None
     if arguments.processes is not None:
         raise CommandError("--trace records devices of this process: leave out --processes", status=2)
     return None
+
+
 def _fairness(arguments: argparse.Namespace) -> list[Record]:
     from ugds.bench import fairness
 

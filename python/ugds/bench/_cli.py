@@ -182,22 +182,28 @@ def _batch(command: MakeCommand) -> None:
     made = command(
         "batch",
         run,
-        "batches by request size and requests a batch, the first batch told apart, in fresh processes",
+        "batches of 4 KiB reads against synchronous ones and the device's model; or batches by size and depth",
         "examples:\n"
+        "  ugds bench batch\n"
         "  ugds bench batch --figure 10\n"
         "  ugds bench batch --sizes 4KiB --depths 1,128 --mode read\n"
         "  ugds bench batch --figure 8 --baseline io_uring:/var/tmp/baseline --json\n\n"
+        "Without --figure or an option of it: batch_share_of_model, the reads a second of batches of 128 as a share of\n"
+        "what an emulated device with 20 us of latency allows; requests_ratio_to_sync, the same over synchronous calls\n"
+        "from a thread less than there are processors; doorbells_per_submission; and first_batch_ratio.\n"
         "--figure N takes the parameters of a figure of the uGDS paper: 8 (reads), 9 (writes), 10 (the first batch\n"
         "against the following ones, of 128 KiB requests), 11 (both without the first batch). Options beside it\n"
         "narrow it.\n\n" + BASELINES,
     )
-    made.add_argument("--figure", type=int, choices=tuple(BATCH), default=11, metavar="N", help="8 to 11 (%(default)s)")
+    made.add_argument("--figure", type=int, choices=tuple(BATCH), metavar="N", help="8 to 11")
     made.add_argument("--sizes", metavar="SIZE,…", help="of requests (4KiB to 128KiB)")
     made.add_argument("--depths", metavar="N,…", help="requests a batch (1 to 128)")
     made.add_argument("--mode", choices=("read", "write"), help="both are the default, where the figure has both")
     made.add_argument("--total", type=size, metavar="SIZE", help="moved by each process (64MiB)")
     made.add_argument("--processes", type=positive, metavar="N", help="of which each figure is the median (3)")
+    made.add_argument("--seconds", type=seconds, default=2.0, help="in all, without --figure (%(default)s)")
     _target_options(made)
+    made.set_defaults(device=None)
 
 
 def _others(command: MakeCommand) -> None:

@@ -25,9 +25,8 @@ def main() -> None:
         def batches(times: int) -> None:
             for _ in range(times):
                 batch.read(buf, offsets, SIZE, places)
-                done = batch.completed(depth)
-                results = done.results
-            if len(results) != depth or (results != SIZE).any():
+                done = batch.wait()  # raises where one failed
+            if len(done) != depth or (done.results != SIZE).any():
                 sys.exit("a request of the batch failed")
 
         def nothing(times: int) -> None:

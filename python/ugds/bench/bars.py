@@ -21,11 +21,17 @@ class Bar(NamedTuple):
 #: By the name of the figure, in its unit.
 BARS: dict[str, Bar] = {
     "sync_read_4k_instructions": Bar(400),
+    "batch_read_4k_instructions": Bar(150),
+    "batch_read_4k_python_instructions": Bar(250),
     "python_extra_instructions": Bar(1500),
     "python_extra_us": Bar(1.5),
     "open_to_first_read_ms": Bar(5),
     "ratio_to_memcpy": Bar(0.8, at_most=False, on="pump=caller"),
     "interrupt_cpu_percent": Bar(10),
+    "batch_share_of_model": Bar(0.9, at_most=False),
+    "requests_ratio_to_sync": Bar(5, at_most=False, on="latency=20us"),
+    "doorbells_per_submission": Bar(1),
+    "first_batch_ratio": Bar(1.5),
     "small_p99_ratio_batch": Bar(3),
     "small_p99_ratio_sync": Bar(3),
     "large_throughput_share": Bar(0.8, at_most=False),

@@ -11,7 +11,9 @@ import statistics
 import ugds
 from ugds import _core, testing
 from ugds._core import Device, Registration
+from ugds._demo import in_memory
 from ugds._report import Record
+from ugds.bench._devices import opened
 
 SIZE, DEPTH = 4096, 128
 LATENCY_US, COMMANDS_PER_S = 20, 300_000
@@ -23,7 +25,7 @@ OPENINGS, FOLLOWING = 15, 12
 
 def measure(uri: str | None, seconds: float) -> list[Record]:
     """A record of throughput, and one of the first batch. Only reads."""
-    with ugds.open(uri or DEVICE) as device, ugds.empty(SIZE * DEPTH) as buffer:
+    with opened(uri or DEVICE) as device, ugds.empty(SIZE * DEPTH) as buffer:
         fill(device, buffer)
         figures = throughput(device, buffer, seconds, modelled=uri is None)
         where = device.uri, buffer.memory, buffer.route
@@ -34,7 +36,7 @@ def measure(uri: str | None, seconds: float) -> list[Record]:
 
 def fill(device: Device, buffer: Registration) -> None:
     """What is read was written once: no page of an emulated device is a hole."""
-    if device.transport == "emulated":
+    if in_memory(device.uri):
         device.write(buffer, 0)
         device.flush()
 
@@ -83,7 +85,7 @@ def first_batch(uri: str) -> dict[str, tuple[float, str]]:
     """Medians over devices just opened, in this process."""
     firsts, followings = [], []
     for _ in range(OPENINGS):
-        with ugds.open(uri) as device, ugds.empty(SIZE * DEPTH) as buffer:
+        with opened(uri) as device, ugds.empty(SIZE * DEPTH) as buffer:
             fill(device, buffer)
             first, *following = _core.time_batches(device, buffer, DEPTH, SIZE, 1 + FOLLOWING)
         firsts.append(first / 1000)

@@ -33,7 +33,8 @@ def measure(uri: str, calls: int) -> list[Record]:
     c_total, c_turn, turns = c_instructions(uri, calls)
     library = c_total - c_turn
     python = python_instructions(uri, calls)
-    batch = batch_instructions(uri)
+    batch = batch_instructions("_c_batches.py", _core.library_path(), uri)
+    batch_python = batch_instructions("_python_batches.py", uri)
     python_us, c_us, memory, route = times(uri)
     return [
         Record(
@@ -43,6 +44,14 @@ def measure(uri: str, calls: int) -> list[Record]:
             memory,
             route,
             {"batch_read_4k_instructions": (batch, "instructions")},
+        ),
+        Record(
+            "overhead",
+            {"api": "python", "size": SIZE, "batch": BATCH, "batches": BATCHES},
+            uri,
+            memory,
+            route,
+            {"batch_read_4k_python_instructions": (batch_python, "instructions")},
         ),
         Record(
             "overhead",
@@ -114,9 +123,9 @@ def python_instructions(uri: str, calls: int) -> float:
     return (reads.total - nothing.total - _turns(reads)[1]) / calls
 
 
-def batch_instructions(uri: str) -> float:
+def batch_instructions(program: str, *arguments: str) -> float:
     """Per request of a batch of BATCH, submitted by one call and collected by one: all but the controller's."""
-    reads, nothing = _sections("_c_batches.py", _core.library_path(), uri, str(BATCHES), str(BATCH))
+    reads, nothing = _sections(program, *arguments, str(BATCHES), str(BATCH))
     return (reads.total - nothing.total - _turns(reads)[1]) / (BATCHES * BATCH)
 
 
