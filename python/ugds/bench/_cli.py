@@ -188,9 +188,9 @@ def _batch(command: MakeCommand) -> None:
         "  ugds bench batch --figure 10\n"
         "  ugds bench batch --sizes 4KiB --depths 1,128 --mode read\n"
         "  ugds bench batch --figure 8 --baseline io_uring:/var/tmp/baseline --json\n\n"
-        "Without --figure or an option of it: batch_share_of_model, the reads a second of batches of 128 as a share of\n"
-        "what an emulated device with 20 us of latency allows; requests_ratio_to_sync, the same over synchronous calls\n"
-        "from a thread less than there are processors; doorbells_per_submission; and first_batch_ratio.\n"
+        "Without --figure or an option of it: batch_share_of_model, the reads a second of batches of 128 as a share\n"
+        "of what an emulated device with 20 us of latency allows; requests_ratio_to_sync, the same over synchronous\n"
+        "calls from a thread less than there are processors; doorbells_per_submission; and first_batch_ratio.\n"
         "--figure N takes the parameters of a figure of the uGDS paper: 8 (reads), 9 (writes), 10 (the first batch\n"
         "against the following ones, of 128 KiB requests), 11 (both without the first batch). Options beside it\n"
         "narrow it.\n\n" + BASELINES,
