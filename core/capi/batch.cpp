@@ -72,11 +72,11 @@ bool is_malformed(const uGDSIOParams_t& p, std::uint64_t block_mask) {
 }
 
 uGDSError_t refuse_malformed(unsigned index, const uGDSIOParams_t& p) {
-  const char* why = p.base == nullptr                       ? "a null buffer"
-                    : p.size == 0                           ? "a size of 0"
-                    : p.file_offset < 0 ? "a negative offset"
-                    : (p.opcode & ~1) != 0                  ? "an opcode that is neither 0 (read) nor 1 (write)"
-                                                            : "an offset or size that is no multiple of the block size";
+  const char* why = p.base == nullptr      ? "a null buffer"
+                    : p.size == 0          ? "a size of 0"
+                    : p.file_offset < 0    ? "a negative offset"
+                    : (p.opcode & ~1) != 0 ? "an opcode that is neither 0 (read) nor 1 (write)"
+                                           : "an offset or size that is no multiple of the block size";
   Error& error = last_error() = Error{};
   error.operation = "batch";
   error.code = EINVAL;
