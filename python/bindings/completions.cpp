@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "results.hpp"
@@ -105,6 +106,24 @@ nb::list errors(PyCompletions& self) {
   return list;
 }
 
+/// One field of all, as NumPy sees it.
+nb::object field(nb::handle self, std::size_t offset) {
+  // Of the module that is imported by the first who asks; kept for good.
+  static const nb::object* const numpy = new nb::object(nb::module_::import_("numpy"));              // NOLINT
+  static const nb::object* const array = new nb::object(numpy->attr("ndarray"));                     // NOLINT
+  static const nb::object* const type = new nb::object(numpy->attr("dtype")(numpy->attr("int64")));  // NOLINT
+  static const nb::object* const strides = new nb::object(nb::make_tuple(sizeof(Result)));           // NOLINT
+  const nb::object shape = nb::make_tuple(nb::inst_ptr<PyCompletions>(self)->results.size());
+  return (*array)(shape, *type, self, offset, *strides);
+}
+
+nb::object cookies(nb::handle self) { return field(self, offsetof(Result, cookie)); }
+
+nb::object results(nb::handle self) {
+  for (const auto& failed : nb::inst_ptr<PyCompletions>(self)->results.failures()) failed->look();
+  return field(self, offsetof(Result, result));
+}
+
 int get_buffer(PyObject* exporter, Py_buffer* view, int flags) {
   auto& self = *nb::inst_ptr<PyCompletions>(exporter);
   static Result none;
@@ -135,10 +154,8 @@ void define_completions(nb::module_& m) {
       "a\n"
       "failure, has looked at it.")
       .def("item", &item)
-      .def("look",
-           [](PyCompletions& self) {
-             for (const auto& failed : self.results.failures()) failed->look();
-           })
+      .def_prop_ro("cookies", &cookies, "The cookies, as an array of int64. Looks at no failure.")
+      .def_prop_ro("results", &results, "Bytes, or a negative errno, as an array of int64. Looks at every failure.")
       .def_prop_ro("errors", &errors, "A list of the `Done` of those that failed. Looks at them.")
       .def("__len__", [](const PyCompletions& self) { return self.results.size(); })
       .def("__repr__", [](const PyCompletions& self) {

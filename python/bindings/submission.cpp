@@ -211,9 +211,9 @@ std::unique_ptr<std::uint64_t[]> number(const Buffers& buffers) {
 }
 
 nb::object range_of(std::uint64_t first, std::uint64_t count) {
-  nb::object range = nb::steal(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyRange_Type), "KK",
-                                                     static_cast<unsigned long long>(first),
-                                                     static_cast<unsigned long long>(first + count)));
+  const nb::int_ begin(first), end(first + count);
+  PyObject* const arguments[] = {begin.ptr(), end.ptr()};
+  nb::object range = nb::steal(PyObject_Vectorcall(reinterpret_cast<PyObject*>(&PyRange_Type), arguments, 2, nullptr));
   if (!range.is_valid()) throw nb::python_error();
   return range;
 }

@@ -54,33 +54,6 @@ def repeated(cookie: int, count: int) -> Integers:
     return numpy.full(count, cookie, numpy.int64)
 
 
-class _Fields:
-    """Results as NumPy sees them: pairs of a cookie and a number. NumPy is imported by the first who wants that."""
-
-    array: Any = None
-    dtype: Any = None
-
-    @classmethod
-    def of(cls, done: Completions, offset: int) -> Integers:
-        if cls.array is None:
-            import numpy
-
-            cls.dtype = numpy.dtype(numpy.int64)
-            cls.array = numpy.ndarray
-        return cls.array(len(done), cls.dtype, done, offset, 16)  # type: ignore[no-any-return]
-
-
-def _cookies(done: Completions) -> Integers:
-    """The cookies, as an array of int64. Looks at no failure."""
-    return _Fields.of(done, 0)
-
-
-def _results(done: Completions) -> Integers:
-    """Bytes, or a negative errno, as an array of int64. Looks at every failure."""
-    done.look()
-    return _Fields.of(done, 8)
-
-
 def _getitem(done: Completions, index: int | slice) -> Done | list[Done]:
     if isinstance(index, slice):
         return [Done(*done.item(i)) for i in range(*index.indices(len(done)))]
@@ -161,8 +134,6 @@ def attach() -> None:
     """Gives the native classes what is made here."""
     Error.failures = ()  # of what is no batch
     completions: Any = Completions
-    completions.cookies = property(_cookies, doc=_cookies.__doc__)
-    completions.results = property(_results, doc=_results.__doc__)
     completions.__getitem__ = _getitem
     completions.__iter__ = _iter
     Sequence.register(Completions)

@@ -49,11 +49,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Pacing:
-    """How much large requests (above 64 KiB) and background ones may have in flight, while small requests come."""
+    """How much large requests (above 64 KiB) may have in flight while small requests come, and what background requests
+    get while any others do."""
 
     latency_low: float = 1.4  #: as many bytes as keep the latency of a large command, over that of an idle device, ...
     latency_high: float = 1.75  #: ... between these two; 0 for both: no limit
-    background_share: float = 1 / 6  #: bytes of background requests, over those of other large ones
+    background_share: float = 0.15  #: of the bytes that the device can move in a time, what background requests get
     memory: float = 1.0  #: seconds for which small requests are protected after the last of them
 
 

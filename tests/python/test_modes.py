@@ -78,7 +78,8 @@ def test_waits_sleep_or_poll_as_a_foreign_mode_says(open_ssd: OpenSsd) -> None:
     ugds.register_mode("test-awake", lambda: Fixed(Settings()))
     woken = {}
     for mode in ("test-asleep", "test-awake"):
-        ssd = open_ssd("emulated:1MiB?latency=1ms", mode=mode, interrupts=True)
+        ssd = open_ssd("emulated:1MiB?latency=1ms", mode=mode)
+        assert ssd.info.completion == "interrupt"
         with ugds.empty(BLOCK) as buffer:
             for _ in range(20):
                 assert ssd.read(buffer) == BLOCK
@@ -87,8 +88,13 @@ def test_waits_sleep_or_poll_as_a_foreign_mode_says(open_ssd: OpenSsd) -> None:
     assert woken["test-awake"] == 0
 
 
-class Fixed:
-    """Begins with some settings and leaves them."""
+class Interrupted:
+    def plan(self) -> Plan:
+        return Plan(interrupts=True)
+
+
+class Fixed(Interrupted):
+    """Begins with some settings and leaves them. Asks for interrupts itself: a caller who does wants to sleep."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -100,7 +106,7 @@ class Fixed:
 def test_what_is_observed_reaches_a_foreign_mode_and_what_it_says_acts(open_ssd: OpenSsd) -> None:
     seen: list[Observed] = []
 
-    class Changing:
+    class Changing(Interrupted):
         def begin(self) -> Settings:
             return Settings()
 
@@ -109,7 +115,7 @@ def test_what_is_observed_reaches_a_foreign_mode_and_what_it_says_acts(open_ssd:
             return ASLEEP if len(seen) == 3 else None
 
     ugds.register_mode("test-changing", Changing)
-    ssd = open_ssd("emulated:1MiB?latency=8ms", mode="test-changing", interrupts=True)
+    ssd = open_ssd("emulated:1MiB?latency=8ms", mode="test-changing")
     with ugds.empty(BLOCK) as buffer:
         for _ in range(2):
             ssd.read(buffer)
@@ -157,9 +163,8 @@ def test_the_priority_of_a_request_stands_above_the_modes(open_ssd: OpenSsd) -> 
             begun = emulator.virtual_now_ns()
             ssd.write(buffer, priority=priority)
             taken[mode, priority] = emulator.virtual_now_ns() - begun
-    assert taken["test-background", None] >= 700_000, taken
-    assert taken["test-background", "normal"] < 300_000, taken
-    assert taken["latency", "background"] >= 700_000, taken
+    assert taken["test-background", None] >= 2 * taken["test-background", "normal"], taken
+    assert taken["latency", "background"] >= 2 * taken["test-background", "normal"], taken
 
 
 def test_priority_is_a_word_that_exists(ssd: ugds.Device) -> None:
@@ -208,7 +213,7 @@ def test_what_a_mode_raises_at_opening_is_raised_there() -> None:
 def test_what_adjust_does_wrong_is_reported_and_changes_nothing(
     open_ssd: OpenSsd, monkeypatch: pytest.MonkeyPatch, raises: bool
 ) -> None:
-    class Failing:
+    class Failing(Interrupted):
         def begin(self) -> Settings:
             return ASLEEP
 
@@ -220,7 +225,7 @@ def test_what_adjust_does_wrong_is_reported_and_changes_nothing(
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     ugds.register_mode("test-failing", Failing)
-    ssd = open_ssd("emulated:1MiB?latency=25ms", mode="test-failing", interrupts=True)
+    ssd = open_ssd("emulated:1MiB?latency=25ms", mode="test-failing")
     with ugds.empty(BLOCK) as buffer:
         until = time.monotonic() + 20
         while not reported and time.monotonic() < until:
