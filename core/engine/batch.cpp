@@ -61,6 +61,8 @@ std::uint32_t Batch::open(std::uint32_t capacity, Priority priority) {
   free_ = &entries_[0];
   priority_ = priority;
   const std::uint32_t generation = ++generation_;
+  looked_.store(ticks(), std::memory_order_relaxed);
+  moved_.store(ticks(), std::memory_order_relaxed);
   pair_.release();
   return generation;
 }
@@ -289,7 +291,7 @@ bool Batch::settle(std::uint32_t generation, const Interrupt& interrupt) {
     pair_.release();
     if (settled) return true;
     if (progress) {
-      wait.moved = ticks();
+      moved_.store(ticks(), std::memory_order_relaxed);
       wait.rests = 0;
     } else if (!rest(wait, generation, ~std::uint64_t{0} >> 1, interrupt)) {
       return false;
@@ -309,13 +311,16 @@ bool Batch::rest(Wait& wait, std::uint32_t generation, std::uint64_t limit_ns, c
     return true;
   }
   const std::uint64_t now = ticks();
+  std::uint64_t looked = looked_.load(std::memory_order_relaxed);
+  bool ask = false;
+  if (now - looked >= ns_to_ticks(kLookInterval) &&
+      looked_.compare_exchange_strong(looked, now, std::memory_order_relaxed)) {
+    const std::uint64_t interval = ns_to_ticks(kInterruptInterval);
+    ask = interrupt.asked != nullptr && now / interval != looked / interval;
+    sched_yield();
+    attend(now, generation);
+  }
   if (now - wait.start >= limit) return false;
-  if (now - wait.looked < ns_to_ticks(kLookInterval)) return true;
-  const bool ask = interrupt.asked != nullptr &&
-                   now / ns_to_ticks(kInterruptInterval) != wait.looked / ns_to_ticks(kInterruptInterval);
-  wait.looked = now;
-  sched_yield();
-  attend(wait, generation);
   return !ask || !interrupt.asked(interrupt.context);
 }
 
@@ -333,9 +338,9 @@ void Batch::doze(Wait& wait, std::uint32_t generation, std::uint64_t limit) {
 }
 
 /// Every so often: the device, the deadline.
-void Batch::attend(Wait& wait, std::uint32_t generation) {
+void Batch::attend(std::uint64_t now, std::uint32_t generation) {
   handle_.check_controller();
-  handle_.scheduler().attend(wait.looked);
+  handle_.scheduler().attend(now);
   if (large_.first != nullptr) handle_.reap_all();
   const State state = handle_.state();
   if (state == State::recovering) return;
@@ -352,9 +357,9 @@ void Batch::attend(Wait& wait, std::uint32_t generation) {
   std::uint16_t cid = 0;
   const std::uint64_t oldest = pair_.oldest(finished_, cid);
   const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
-  const bool overdue = oldest != 0 && wait.looked > oldest && wait.looked - oldest > limit;
+  const bool overdue = oldest != 0 && now > oldest && now - oldest > limit;
   if (overdue) pair_.expire(cid, oldest);
-  if (oldest == 0 && has_backlog() && wait.looked - wait.moved > limit) end_backlog(Refusal::no_room);
+  if (oldest == 0 && has_backlog() && now - moved_.load(std::memory_order_relaxed) > limit) end_backlog(Refusal::no_room);
   pair_.release();
   if (overdue) handle_.recover_overdue(pair_, cid, oldest);
 }

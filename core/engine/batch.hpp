@@ -113,7 +113,7 @@ class Batch {
   /// One wait: how it idles and looks around.
   struct Wait {
     Idle idle;
-    std::uint64_t start = ticks(), looked = start, moved = start;
+    std::uint64_t start = ticks();
     std::uint32_t rests = 0;
     bool sleeps = false;
   };
@@ -144,11 +144,14 @@ class Batch {
   [[gnu::cold]] void explain(Entry& entry, Error& error);
   [[gnu::cold]] bool rest(Wait& wait, std::uint32_t generation, std::uint64_t limit_ns, const Interrupt& interrupt);
   [[gnu::cold]] void doze(Wait& wait, std::uint32_t generation, std::uint64_t limit);
-  [[gnu::cold]] void attend(Wait& wait, std::uint32_t generation);
+  [[gnu::cold]] void attend(std::uint64_t now, std::uint32_t generation);
   [[gnu::cold]] void let_go();
 
   Handle& handle_;
   queue::QueuePair& pair_;
+  /// When somebody last looked at the device, and when something last moved, in ticks. Of all calls together: a caller
+  /// who never waits for long looks at the device all the same.
+  std::atomic<std::uint64_t> looked_{0}, moved_{0};
   // Under the ownership of the queue pair.
   std::uint32_t generation_ = 0;  ///< odd while it is open
   std::uint32_t capacity_ = 0;
@@ -322,9 +325,10 @@ std::int64_t Batch::collect(std::uint32_t generation, std::size_t least, std::si
     pair_.release();
     if (done) return static_cast<std::int64_t>(collected);
     if (reaped != 0 || pumped) {
-      wait.moved = ticks();
+      const std::uint64_t now = ticks();
+      moved_.store(now, std::memory_order_relaxed);
       wait.rests = 0;
-      if (wait.moved - wait.start <= ns_to_ticks(limit_ns)) continue;
+      if (now - wait.start <= ns_to_ticks(limit_ns)) continue;
     }
     if (!rest(wait, generation, limit_ns, interrupt)) return static_cast<std::int64_t>(collected);
   }

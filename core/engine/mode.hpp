@@ -26,7 +26,7 @@ struct Settings {
   std::uint32_t window = kWindow;
   /// Commands of a batch that wait for room are staged by as many at a time at least, to share a doorbell.
   std::uint32_t refill = 1;
-  /// Writes that do not say otherwise are background requests.
+  /// Writes that do not say otherwise are background requests. Read when the device is opened.
   bool background_writes = false;
 };
 

@@ -188,6 +188,7 @@ bool Operation::doze(queue::Wakeup& wakeup) {
     return done() || (progress && !all_staged_);
   };
   wakeup.sleep(ready, kNap);
+  handle_.scheduler().attend(ticks());
   return !progress || ticks() - looked_ > ns_to_ticks(kNap);
 }
 
