@@ -359,7 +359,8 @@ void Batch::attend(std::uint64_t now, std::uint32_t generation) {
   const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
   const bool overdue = oldest != 0 && now > oldest && now - oldest > limit;
   if (overdue) pair_.expire(cid, oldest);
-  if (oldest == 0 && has_backlog() && now - moved_.load(std::memory_order_relaxed) > limit) end_backlog(Refusal::no_room);
+  if (oldest == 0 && has_backlog() && now - moved_.load(std::memory_order_relaxed) > limit)
+    end_backlog(Refusal::no_room);
   pair_.release();
   if (overdue) handle_.recover_overdue(pair_, cid, oldest);
 }
