@@ -317,6 +317,33 @@ TEST_CASE("batch: an overdue command times out, is told of so, and the others go
   CHECK(batch.all().at(5).result == 4096);
 }
 
+TEST_CASE("batch: a caller who never waits meets the deadline and sees a removal all the same") {
+  Open open("emulated:16MiB", short_deadline());
+  open.expect_violations = true;
+  Buffer buffer(1 * MiB);
+  OpenBatch batch(open.handle, 64);
+  emulator::Fault fault;
+  fault.kind = emulator::Fault::Kind::hang;
+  open.controller().inject(fault);
+  const auto poll = [&](unsigned count) {
+    std::map<std::uint64_t, Told> told;
+    const std::uint64_t start = monotonic_ns();
+    while (told.size() < count && monotonic_ns() - start < 5'000'000'000) batch.collect(told, 0, ~std::size_t{0}, 0);
+    return told;
+  };
+  REQUIRE(batch.submit(small_reads(buffer, 3)) == 3);
+  const auto timed_out = poll(3);
+  REQUIRE(timed_out.size() == 3);
+  int late = 0;
+  for (const auto& [cookie, what] : timed_out) late += what.result == -ETIMEDOUT;
+  CHECK(late == 1);
+  fault.kind = emulator::Fault::Kind::remove;
+  open.controller().inject(fault);
+  REQUIRE(batch.submit(small_reads(buffer, 3)) == 3);
+  CHECK(poll(3).size() == 3);
+  CHECK(open.handle.state() == State::lost);
+}
+
 TEST_CASE("batch: what a reset ends in the middle is told of, each request once") {
   for (const auto kind : {emulator::Fault::Kind::fatal, emulator::Fault::Kind::remove}) {
     Open open("emulated:64MiB?mdts=5", short_deadline());
