@@ -19,7 +19,9 @@ namespace {
 constexpr std::uint32_t kQuantum = 16;
 /// Turns before a wait sleeps, where it may, and the longest that it sleeps without looking around.
 constexpr std::uint32_t kRests = 32;
-constexpr std::uint64_t kNap = 10'000'000, kLookInterval = 100'000, kInterruptInterval = 20'000'000;
+constexpr std::uint64_t kNap = 10'000'000, kInterruptInterval = 20'000'000;
+/// How often a wait looks at the device while nothing ends, and while something does: a command may hang among others.
+constexpr std::uint64_t kLookInterval = 100'000, kBusyInterval = 10'000'000;
 
 }  // namespace
 
@@ -313,11 +315,12 @@ bool Batch::rest(Wait& wait, std::uint32_t generation, std::uint64_t limit_ns, c
   const std::uint64_t now = ticks();
   std::uint64_t looked = looked_.load(std::memory_order_relaxed);
   bool ask = false;
-  if (now - looked >= ns_to_ticks(kLookInterval) &&
+  const bool still = now - moved_.load(std::memory_order_relaxed) >= ns_to_ticks(kLookInterval);
+  if (now - looked >= ns_to_ticks(still ? kLookInterval : kBusyInterval) &&
       looked_.compare_exchange_strong(looked, now, std::memory_order_relaxed)) {
     const std::uint64_t interval = ns_to_ticks(kInterruptInterval);
     ask = interrupt.asked != nullptr && now / interval != looked / interval;
-    sched_yield();
+    if (still) sched_yield();
     attend(now, generation);
   }
   if (now - wait.start >= limit) return false;

@@ -223,7 +223,9 @@ std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all
   }
   const std::size_t total = std::min(count, room);
   // Requests within a page that nobody is before go to the ring as they come.
-  queue::QueuePair::Burst burst(pair_, ticks(), handle_.geometry().namespace_id);
+  const std::uint64_t now = ticks();
+  moved_.store(now, std::memory_order_relaxed);
+  queue::QueuePair::Burst burst(pair_, now, handle_.geometry().namespace_id);
   const std::uint32_t start = burst.position();
   const std::uint32_t last = start + (goes_fast() ? burst.room() : 0);
   Entry* next = free_;
