@@ -87,7 +87,7 @@ def test_stats_count_what_was_asked_for(ssd: ugds.Device) -> None:
 
 
 def queue(histogram: dict[int, int], **counts: Any) -> dict[str, Any]:
-    names = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "in_flight")
+    names = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors", "in_flight")
     buckets = [histogram.get(i, 0) for i in range(160)]
     return {
         "queue": 1,
@@ -100,18 +100,20 @@ def queue(histogram: dict[int, int], **counts: Any) -> dict[str, Any]:
 
 
 def test_percentiles_are_the_middle_of_their_bucket() -> None:
-    stats = ugds.Stats._sum([queue({40: 98, 60: 2})])
+    stats = ugds.Stats._sum("emulated:1MiB", "emulated", [queue({40: 98, 60: 2})])
     assert stats.percentile_ns(50) == pytest.approx(2**10.125)
     assert stats.percentile_ns(98) == pytest.approx(2**10.125)
     assert stats.percentile_ns(99) == pytest.approx(2**15.125)
     assert stats.percentile_ns(100) == pytest.approx(2**15.125)
-    assert ugds.Stats._sum([queue({})]).p50_us is None
+    assert ugds.Stats._sum("emulated:1MiB", "emulated", [queue({})]).p50_us is None
     with pytest.raises(ValueError, match="percentile"):
         stats.percentile_ns(0)
 
 
 def test_stats_sum_over_queues_and_tell_mixed_routes() -> None:
-    stats = ugds.Stats._sum([queue({8: 1}, requests=1), queue({8: 2}, queue=2, requests=2, route="staged")])
+    stats = ugds.Stats._sum(
+        "emulated:1MiB", "emulated", [queue({8: 1}, requests=1), queue({8: 2}, queue=2, requests=2, route="staged")]
+    )
     assert stats.requests == 3
     assert stats.histogram[8] == 3
     assert stats.route == "mixed"
