@@ -25,7 +25,7 @@ BIN = workspace.VENV / "bin"
 BUILD = ROOT / "build"
 CXX_FOLDERS = ["core", "include", "python/bindings", "tests"]
 # For the programs of one build together; building is not counted, since it depends on what else the machine does.
-MINUTES = 5
+MINUTES = 10
 # What the thread sanitizer's own runtime makes meaningless. These run in every other build.
 NOT_UNDER_THREAD = {"c_no_system_calls": "the sanitizer's runtime makes system calls of its own"}
 
