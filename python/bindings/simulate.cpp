@@ -87,7 +87,6 @@ void define_simulate(nb::module_& m) {
         "Runs actors, each a closed loop of requests, in this thread and in the device's virtual time "
         "(pump=caller&clock=virtual).\n"
         "For benchmarks and tests; see ugds.bench.simulation. Raises `ugds.Error`. The device must be nobody else's.");
-  m.def("mode_names", &engine::mode_names, "The names of modes, the library's own and registered ones.");
   m.def("register_control_mode", &simulation::register_control_mode,
         "Makes the mode \"unpaced\" known, in which nothing bounds what large requests have in flight.");
 }

@@ -36,7 +36,7 @@ ROUNDS = 27
 def measure(uri: str | None, seconds: float, only: str | None = None) -> list[Record]:
     """Records of each mode and simulated device, of mode `priority` and of mode `adaptive`; or `only` those of
     "scheduling" or of "waiting"."""
-    modes = [mode for mode in _core.mode_names() if mode != CONTROL_MODE]
+    modes = [mode for mode in _core.modes() if mode != CONTROL_MODE]
     records: list[Record] = []
     if only != "waiting":
         records += [record for device in ([uri] if uri else DEVICES) for record in _simulate(device, modes)]
