@@ -8,21 +8,30 @@ import json
 import os
 import select
 import signal
-from types import FrameType
+from collections.abc import Iterator
 from typing import Any
 
 import ugds
 
 
-class _Stop(BaseException):
-    pass
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    # Once: a second signal must not end the ending.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    raise _Stop
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[int]:
+    """A descriptor that is readable once SIGINT or SIGTERM has come. `select` waits for it with the rest: a handler
+    that raises would be run too late where the signal comes just before the wait, and be lost where it interrupts a
+    finaliser."""
+    asked, tell = os.pipe()
+    os.set_blocking(tell, False)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda _number, _frame: None) for number in numbers}
+    woken = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    try:
+        yield asked
+    finally:
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(asked)
+        os.close(tell)
 
 
 def _tell(as_json: bool, text: str, **event: Any) -> None:
@@ -49,21 +58,15 @@ def _tell_events(server: ugds.Server, as_json: bool) -> None:
 
 def run(uri: str, socket: str, mode: int, as_json: bool) -> int:
     """Serves until SIGINT or SIGTERM. Returns the exit status."""
-    clients = 0
-    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with contextlib.suppress(_Stop), ugds.serve(uri, socket, mode=mode) as server:
-            try:
-                line = f"serving {server.uri} at {server.path}"
-                _tell(as_json, line, event="serving", uri=server.uri, path=server.path, process=os.getpid())
-                while True:
-                    select.select([server], [], [])
-                    _tell_events(server, as_json)
-            finally:
-                clients = server.clients
-                server.close()
+    with _stop_signals() as asked, ugds.serve(uri, socket, mode=mode) as server:
+        line = f"serving {server.uri} at {server.path}"
+        _tell(as_json, line, event="serving", uri=server.uri, path=server.path, process=os.getpid())
+        watched: list[Any] = [server, asked]
+        ready: list[Any] = []
+        while asked not in ready:
+            ready, _, _ = select.select(watched, [], [])
+            _tell_events(server, as_json)
+        clients = server.clients
+        server.close()
         _tell(as_json, f"stopped after {clients} clients", event="stopped", clients=clients)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return 0
