@@ -11,6 +11,7 @@
 #include "base/steps.hpp"
 #include "base/text.hpp"
 #include "engine/batch.hpp"
+#include "engine/stream_worker.hpp"
 #include "engine/unaligned.hpp"
 #include "nvme/status.hpp"
 
@@ -94,8 +95,23 @@ Handle::Handle(const std::string& text, const Policy& policy) : policy_(policy) 
 }
 
 Handle::~Handle() {
+  delete streams_.exchange(nullptr);  // NOLINT: made by stream_worker()
   tear_down();
   for (auto& batch : batches_) delete batch.load(std::memory_order_relaxed);  // NOLINT
+}
+
+StreamWorker& Handle::stream_worker() {
+  if (StreamWorker* there = streams()) return *there;
+  const std::lock_guard guard(streams_lock_);
+  if (StreamWorker* there = streams()) return *there;
+  auto made = std::make_unique<StreamWorker>(*this);
+  streams_.store(made.get(), std::memory_order_release);
+  return *made.release();
+}
+
+std::uint64_t Handle::stream_operations() const {
+  const StreamWorker* worker = streams();
+  return worker != nullptr ? worker->pending() : 0;
 }
 
 BatchId Handle::open_batch(std::uint32_t capacity, Priority priority) {

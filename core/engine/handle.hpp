@@ -35,6 +35,7 @@ const char* state_name(State state);
 
 class Batch;
 class Bounce;
+class StreamWorker;
 
 /// A batch as its users know it. A stale one, of a closed batch or handle, finds nothing.
 struct BatchId {
@@ -99,6 +100,13 @@ class Handle {
     return slot < kMostBatches ? batches_[slot].load(std::memory_order_acquire) : nullptr;
   }
   static constexpr std::uint32_t kMostBatches = 256;
+
+  /// The thread for streams' requests, made at the first call. Throws Failure.
+  StreamWorker& stream_worker();
+  /// The same where it is there; nullptr elsewhere.
+  StreamWorker* streams() const { return streams_.load(std::memory_order_acquire); }
+  /// Operations that are pending on streams.
+  std::uint64_t stream_operations() const;
 
   Scheduler& scheduler() { return *scheduler_; }
 
@@ -195,6 +203,8 @@ class Handle {
   std::string polled_because_;  ///< why a queue is polled although interrupts were asked for; from set-up
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;
   std::unique_ptr<Bounce> bounce_;
+  std::mutex streams_lock_;
+  std::atomic<StreamWorker*> streams_{nullptr};
   std::mutex batches_lock_;
   std::array<std::atomic<Batch*>, kMostBatches> batches_{};
   std::array<bool, kMostBatches> batch_is_open_{};

@@ -117,10 +117,14 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
   // Nobody new comes in from here on. Once the counts were seen at 0 nobody is inside: what is counted later is a
   // caller with a stale identifier, on its way out.
   slot->id.store(nobody(*slot), std::memory_order_seq_cst);
-  bool idle = users(*slot) == 0;
+  // What is pending on streams is in use too, unless it is released by force.
+  const auto is_idle = [&] {
+    return users(*slot) == 0 && (mode == Mode::force || slot->handle->stream_operations() == 0);
+  };
+  bool idle = is_idle();
   while (!idle && left() != 0) {
     rest();
-    idle = users(*slot) == 0;
+    idle = is_idle();
   }
   if (idle && mode == Mode::force)
     idle = slot->handle->force_stop() && (slot->handle->drain(limit_ns), true);

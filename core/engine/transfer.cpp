@@ -53,7 +53,7 @@ void set_recovered(Error& error, Handle& handle, const queue::Request& request) 
   }
 }
 
-void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal) {
+void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal, std::uint32_t device) {
   const memory::Reference& b = t.buffer;
   error.code = EINVAL;
   switch (refusal) {
@@ -74,7 +74,12 @@ void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal) {
       error.code = ESTALE;
       set_cause(error, "the registration is closed");
       return set_hint(error, "register the buffer again");
+    case Refusal::staged:
+      error.code = EOPNOTSUPP;
+      set_cause(error, "the device does not reach this memory (route=staged), and batches are not staged");
+      return set_hint(error, "use read, write, or a group on a stream; or a device whose route is direct");
     case Refusal::unmapped:
+      if (b.registration->is_staged(device)) return set_memory_refusal(error, t, Refusal::staged, device);
       error.code = ENXIO;
       set_cause(error, "the buffer is not mapped to this device");
       return set_hint(error,
@@ -113,6 +118,12 @@ Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
   return Refusal::none;
 }
 
+void set_freed(Error& error) {
+  error.code = ESTALE;
+  set_cause(error, "the GPU memory was freed while it was registered");
+  set_hint(error, "close the registration before the memory is freed, and register what is there now");
+}
+
 void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusal) {
   switch (refusal) {
     case Refusal::unaligned:
@@ -130,7 +141,7 @@ void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusa
       return set_hint(error, "submit it again where it is still wanted");
     case Refusal::not_ready: return set_gone(error, handle, handle.state());
     case Refusal::interrupted: return set_interrupted(error, handle, false);
-    default: return set_memory_refusal(error, t, refusal);
+    default: return set_memory_refusal(error, t, refusal, handle.geometry().number);
   }
 }
 
@@ -149,6 +160,11 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     set_recovered(error, handle, request);
   } else {
     error.code = nvme::status_errno(request.status);
+    if (request.status == nvme::status::data_transfer_error && t.buffer &&
+        memory::Registry::instance().was_freed(t.buffer)) {
+      set_freed(error);
+      return error;
+    }
     error.status = request.status;
     std::snprintf(error.status_words, sizeof error.status_words, "%s", nvme::status_words(request.status));
     set_cause(error, "the device failed a command at byte %llu", number(t.offset + request.failed_at));

@@ -51,6 +51,7 @@ enum class Refusal : std::uint8_t {
   not_ready,    ///< the handle is not, for good
   cancelled,    ///< by its caller, before it was staged
   interrupted,  ///< its caller went away while it was in flight
+  staged,       ///< its registration is staged for this device, which its way in does not do
 };
 
 constexpr bool has_data(nvme::Opcode o) { return o == nvme::Opcode::read || o == nvme::Opcode::write; }
@@ -79,6 +80,8 @@ const char* operation_name(nvme::Opcode opcode);
 
 /// Why the device is left alone, in words, with the errno.
 void set_refusal(Error& error, Handle& handle, const Transfer& transfer, Refusal refusal);
+/// GPU memory was freed while it was registered.
+void set_freed(Error& error);
 /// The error of a request that failed: by its refusal, or by what the device or a recovery did to a command of it.
 Error describe(Handle& handle, const Transfer& transfer, const queue::Request& request, Refusal refusal);
 

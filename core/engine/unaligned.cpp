@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "engine/staged.hpp"
+
 namespace ugds::engine {
 
 using nvme::Opcode;
@@ -30,6 +32,10 @@ Bounce::~Bounce() {
 }
 
 namespace {
+
+std::int64_t run_whole(Handle& handle, const Transfer& t, const Interrupt& interrupt) {
+  return is_staged_transfer(handle, t) ? run_staged(handle, t, interrupt) : run(handle, t, interrupt);
+}
 
 /// One walk over an unaligned transfer. `done` bytes of it are finished.
 class Walk {
@@ -62,7 +68,7 @@ class Walk {
     whole.offset = position();
     whole.buffer_offset = t_.buffer_offset + done_;
     whole.size = align_down(t_.size - done_, block_);
-    const std::int64_t result = engine::run(handle_, whole, interrupt_);
+    const std::int64_t result = run_whole(handle_, whole, interrupt_);
     // A failed part counts as far as it is right; the walk ends there.
     done_ += result < 0 ? last_error().completed : whole.size;
     return result;
@@ -76,7 +82,6 @@ class Walk {
     const std::uint64_t skip = position() - begin;
     const std::uint64_t bytes = std::min(end - begin - skip, t_.size - done_);
     auto* mine = bounce_.data() + skip;
-    auto* theirs = reinterpret_cast<std::byte*>(address());
 
     Transfer blocks{.opcode = Opcode::read, .buffer = bounce_.reference(), .offset = begin, .size = end - begin};
     const bool partial = skip != 0 || bytes != end - begin;
@@ -84,15 +89,42 @@ class Walk {
       if (const std::int64_t result = engine::run(handle_, blocks, interrupt_); result < 0) return result;
     }
     if (t_.opcode == Opcode::read) {
-      std::memcpy(theirs, mine, bytes);
+      if (const std::int64_t result = copy_out(mine, bytes); result < 0) return result;
     } else {
-      std::memcpy(mine, theirs, bytes);
+      if (const std::int64_t result = copy_in(mine, bytes); result < 0) return result;
       blocks.opcode = Opcode::write;
       blocks.durable = t_.durable;
       if (const std::int64_t result = engine::run(handle_, blocks, interrupt_); result < 0) return result;
     }
     done_ += bytes;
     return static_cast<std::int64_t>(bytes);
+  }
+
+  /// Between our buffer and the caller's memory, which is held.
+  std::int64_t copy_out(const std::byte* from, std::uint64_t bytes) {
+    memory::GpuBuffer* const gpu = t_.buffer.registration->gpu();
+    if (gpu != nullptr) return told(gpu->copy_in(address(), from, bytes));
+    std::memcpy(reinterpret_cast<std::byte*>(address()), from, bytes);
+    return 0;
+  }
+  std::int64_t copy_in(std::byte* to, std::uint64_t bytes) {
+    memory::GpuBuffer* const gpu = t_.buffer.registration->gpu();
+    if (gpu != nullptr) return told(gpu->copy_out(to, address(), bytes));
+    std::memcpy(to, reinterpret_cast<const std::byte*>(address()), bytes);
+    return 0;
+  }
+  std::int64_t told(int code) {
+    if (code == 0) return 0;
+    Error& error = last_error() = Error{};
+    set_device(error, handle_.uri().c_str());
+    if (code == ESTALE) {
+      set_freed(error);
+    } else {
+      error.code = code;
+      set_cause(error, "the GPU did not copy partial blocks");
+      set_hint(error, "a kernel of the program may have faulted");
+    }
+    return -code;
   }
 
   /// The error of a part, told of the whole.
@@ -137,7 +169,7 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   const bool in_range = t.buffer && t.offset <= capacity && t.size <= capacity - t.offset &&
                         t.buffer_offset <= t.buffer.size && t.size <= t.buffer.size - t.buffer_offset &&
                         !(t.buffer.readonly && t.opcode == Opcode::read);
-  if (is_aligned_transfer(handle, t)) return run(handle, t, interrupt);
+  if (is_aligned_transfer(handle, t)) return run_whole(handle, t, interrupt);
   if (!in_range) {
     if (t.buffer && (t.buffer_offset > t.buffer.size || t.size > t.buffer.size - t.buffer_offset)) {
       return refuse(handle, t, EINVAL, "the range reaches beyond the registered buffer", "give a smaller size");
@@ -153,7 +185,7 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   if (t.size == 0) return 0;
   // Also where all of it would go through our own buffer: a request that needs the mapping in its middle would fail
   // there, half done.
-  if (t.buffer.registration->pages(handle.geometry().number) == nullptr &&
+  if (t.buffer.registration->pages(handle.geometry().number) == nullptr && !is_staged_transfer(handle, t) &&
       t.buffer.registration->generation() == t.buffer.generation) {
     return refuse(handle, t, ENXIO, "the buffer is not mapped to this device",
                   "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
@@ -179,7 +211,7 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   if (hold == memory::Hold::stale) {
     return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
   }
-  const bool reachable = t.buffer.registration->kind() == memory::Kind::host;
+  const bool reachable = t.buffer.registration->kind() != memory::Kind::peer;
   const std::int64_t result =
       reachable
           ? Walk(handle, t, interrupt).run()

@@ -106,6 +106,8 @@ class Runtime {
 
   /// The place of a device by number: its primary context. Throws Failure(ENODEV).
   virtual Place place_of(int device) = 0;
+  /// The place of a stream; `otherwise` where the runtime does not tell, as of the default stream.
+  virtual Place place_of_stream(StreamHandle, const Place& otherwise) { return otherwise; }
   /// A stream of ours, which does not wait for the legacy default stream. Throws Failure.
   virtual StreamHandle make_stream(const Place& place) = 0;
   virtual void destroy_stream(const Place& place, StreamHandle stream) noexcept = 0;
@@ -125,8 +127,10 @@ class Runtime {
                                 std::uint64_t bytes) noexcept = 0;
   virtual int enqueue_from_device(const Place& place, StreamHandle stream, void* to, Address from,
                                   std::uint64_t bytes) noexcept = 0;
-  /// Copies as the CopyOrder at `order`, the address that `pin` gave of it, says when the stream gets there.
-  virtual int enqueue_copy(const Place& place, StreamHandle stream, Address order) noexcept = 0;
+  /// Copies as the `count` CopyOrders at `orders`, the address that `pin` gave of them, say when the stream gets there.
+  /// None of them is of more than `most` bytes.
+  virtual int enqueue_copies(const Place& place, StreamHandle stream, Address orders, std::uint32_t count,
+                             std::uint64_t most) noexcept = 0;
   /// Calls `function(context)` in the runtime's thread for that, which must call nothing of the runtime.
   virtual int enqueue_call(const Place& place, StreamHandle stream, void (*function)(void*),
                            void* context) noexcept = 0;

@@ -32,6 +32,9 @@ class Ledger {
     std::atomic<std::uint32_t>& count = counts_[registration];
     count.store(count.load(std::memory_order_relaxed) - commands, std::memory_order_release);
   }
+  /// The same for a ledger that several threads write.
+  void add_shared(std::uint32_t registration) { counts_[registration].fetch_add(1, std::memory_order_relaxed); }
+  void remove_shared(std::uint32_t registration) { counts_[registration].fetch_sub(1, std::memory_order_release); }
   std::uint32_t count(std::uint32_t registration) const {
     return counts_[registration].load(std::memory_order_acquire);
   }

@@ -85,11 +85,35 @@ std::uint32_t Registry::take_slot() {
   return used_++;
 }
 
+/// What is registered.
+struct Registry::Source {
+  std::uint64_t address = 0, size = 0;
+  Kind kind = Kind::host;
+  bool readonly = false;
+  Backing peer{};
+  std::unique_ptr<GpuBuffer> gpu{};
+  Demand demand = Demand::none;
+};
+
 Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool readonly,
                         std::span<const std::uint32_t> devices, Backing peer) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(address);
+  return add({reinterpret_cast<std::uintptr_t>(address), size, kind, readonly, peer}, devices);
+}
+
+Reference Registry::add_gpu(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,
+                            Demand demand, std::span<const std::uint32_t> devices) {
+  const Kind kind = gpu->runtime().backend() == gpu::Backend::cuda ? Kind::cuda : Kind::hip;
+  const gpu::Allocation& whole = gpu->allocation();
+  if (size == 0 || address < whole.base || size > whole.size || address - whole.base > whole.size - size) {
+    fail(EINVAL, "register", "the range is not inside of one allocation of the GPU", "register each of them by itself");
+  }
+  return add({address, size, kind, readonly, {}, std::move(gpu), demand}, devices);
+}
+
+Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
+  const std::uint64_t begin = source.address, size = source.size;
   if (size == 0) fail(EINVAL, "register", "the buffer is empty", "register at least one byte");
-  if (address == nullptr || begin + size < begin) {
+  if (begin == 0 || begin + size < begin) {
     fail(EINVAL, "register", "the range is not memory of this process", "check the pointer and the size");
   }
   prepare_for_fork();
@@ -104,12 +128,17 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   reserve_slots();
   const std::uint32_t at = take_slot();
   Registration& r = slots_[at];
-  r.address_ = static_cast<std::byte*>(address);
+  r.address_ = reinterpret_cast<std::byte*>(begin);
   r.size_ = size;
-  r.kind_ = kind;
-  r.readonly_ = readonly;
+  r.kind_ = source.kind;
+  r.readonly_ = source.readonly;
   r.everywhere_ = devices.empty();
-  r.peer_ = peer;
+  r.peer_ = source.peer;
+  r.gpu_ = std::move(source.gpu);
+  r.keeps_gpu_ = false;
+  r.staged_.store(0, std::memory_order_relaxed);
+  r.why_.reset();
+  r.demand_ = source.demand;
   try {
     if (devices.empty()) map_to_all(r);
     for (const std::uint32_t device : devices) {
@@ -127,9 +156,9 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
   }
   const std::uint64_t generation = next_generation_++;
   r.generation_.store(generation, std::memory_order_release);
-  index_.insert(begin, begin + size, reinterpret_cast<std::uintptr_t>(&r) | (readonly ? kReadonly : 0), generation);
+  index_.insert(begin, begin + size, reinterpret_cast<std::uintptr_t>(&r) | (r.readonly_ ? kReadonly : 0), generation);
   ++open_;
-  return {&r, generation, begin, size, readonly};
+  return {&r, generation, begin, size, r.readonly_};
 }
 
 void Registry::map_to_all(Registration& r) {
@@ -159,15 +188,61 @@ void Registry::map_to(Registration& r, std::uint32_t device) {
   auto pages = std::make_unique<std::uint64_t[]>((end - begin) / nvme::kPageSize);
   setup_step("register: map");
   const device::Access access = r.readonly_ ? device::Access::read_only : device::Access::read_write;
-  r.mappings_[device] =
-      r.kind_ == Kind::peer
-          ? devices_[device]->map_descriptor({r.peer_.descriptor, r.peer_.offset, Bytes(end - begin)}, access,
-                                             pages.get())
-          : devices_[device]->map(reinterpret_cast<void*>(begin), Bytes(end - begin), access, pages.get());
+  if (r.gpu_ != nullptr) {
+    if (!map_gpu(r, device, begin, end - begin, pages.get())) return;
+  } else if (r.kind_ == Kind::peer) {
+    r.mappings_[device] =
+        devices_[device]->map_descriptor({r.peer_.descriptor, r.peer_.offset, Bytes(end - begin)}, access, pages.get());
+  } else {
+    r.mappings_[device] =
+        devices_[device]->map(reinterpret_cast<void*>(begin), Bytes(end - begin), access, pages.get());
+  }
   r.pages_[device].store(pages.release(), std::memory_order_release);
 }
 
+/// False: requests are staged instead.
+bool Registry::map_gpu(Registration& r, std::uint32_t device, std::uint64_t begin, std::uint64_t bytes,
+                       std::uint64_t* pages) {
+  if (r.demand_ == Demand::staged) {
+    stage(r, device, "staging was asked for");
+    return false;
+  }
+  const device::Access access = r.readonly_ ? device::Access::read_only : device::Access::read_write;
+  std::string why;
+  try {
+    r.mappings_[device] = r.gpu_->map(*devices_[device], begin, Bytes(bytes), access, pages, why);
+    return true;
+  } catch (const Failure& failure) {
+    if (r.demand_ == Demand::direct || failure.error().code == ENODEV) throw;
+    stage(r, device,
+          devices_[device]->uri() + " does not reach the GPU's memory: " + (why.empty() ? failure.error().cause : why));
+    return false;
+  }
+}
+
+void Registry::stage(Registration& r, std::uint32_t device, const std::string& why) {
+  if (r.why_ == nullptr) r.why_ = std::make_unique<std::string>(why);
+  r.staged_.fetch_or(std::uint64_t{1} << device, std::memory_order_release);
+}
+
+Registry::Way Registry::way(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  const Registration& r = *reference.registration;
+  if (r.generation_.load(std::memory_order_relaxed) != reference.generation) return {Route::direct, "it is closed"};
+  if (r.gpu_ == nullptr) return {Route::direct, "devices reach memory of this kind themselves"};
+  if (r.demand_ == Demand::staged) return {Route::staged, "staging was asked for"};
+  bool mapped = false;
+  for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
+    if (devices_[device] == nullptr) continue;
+    if (r.is_staged(device)) return {Route::staged, *r.why_};
+    mapped = mapped || r.pages(device) != nullptr;
+  }
+  if (mapped) return {Route::direct, "every open device reaches the GPU's memory"};
+  return {r.demand_ == Demand::direct ? Route::direct : Route::staged, "no device is open yet that it is mapped to"};
+}
+
 void Registry::unmap_from(Registration& r, std::uint32_t device) {
+  r.staged_.fetch_and(~(std::uint64_t{1} << device), std::memory_order_release);
   const std::uint64_t* pages = r.pages_[device].exchange(nullptr);
   if (pages == nullptr) return;
   if (devices_[device] != nullptr) devices_[device]->unmap(r.mappings_[device]);
@@ -176,12 +251,23 @@ void Registry::unmap_from(Registration& r, std::uint32_t device) {
 
 void Registry::unmap_all(Registration& r) {
   for (std::uint32_t device = 0; device < kMaxDevices; ++device) unmap_from(r, device);
+  // A controller that could not be stopped may still ask it to copy.
+  if (r.keeps_gpu_) static_cast<void>(r.gpu_.release());  // NOLINT
+  r.gpu_.reset();
+  r.why_.reset();
 }
 
 std::uint64_t Registry::count(std::uint32_t index) const {
   std::uint64_t total = 0;
   for (const Ledger* ledger : ledgers_) total += ledger->count(index);
   return total;
+}
+
+bool Registry::was_freed(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  const Registration& r = *reference.registration;
+  return r.generation_.load(std::memory_order_relaxed) == reference.generation && r.gpu_ != nullptr &&
+         !r.gpu_->is_alive();
 }
 
 std::uint64_t Registry::in_flight(const Reference& reference) {
@@ -250,7 +336,8 @@ void Registry::detach(std::uint32_t number, bool leak) {
   std::lock_guard guard(lock_);
   for (std::uint32_t i = 0; i < used_; ++i) {
     if (leak) {
-      slots_[i].pages_[number].store(nullptr, std::memory_order_release);
+      if (slots_[i].pages_[number].exchange(nullptr) != nullptr) slots_[i].keeps_gpu_ = true;
+      slots_[i].staged_.fetch_and(~(std::uint64_t{1} << number), std::memory_order_release);
     } else {
       unmap_from(slots_[i], number);
     }

@@ -23,6 +23,7 @@
 #include "base/units.hpp"
 #include "device/device.hpp"
 #include "memory/address_index.hpp"
+#include "memory/gpu_buffer.hpp"
 #include "memory/ledger.hpp"
 #include "nvme/prp.hpp"
 
@@ -56,6 +57,12 @@ class Registration {
   /// The page addresses for a device, from the page that holds the first byte; nullptr where the registration is not
   /// mapped to it. Valid while the registration is held.
   const std::uint64_t* pages(std::uint32_t device) const { return pages_[device].load(std::memory_order_acquire); }
+  /// Whether requests between this memory and a device go through pinned memory of ours. Valid while it is held.
+  bool is_staged(std::uint32_t device) const {
+    return (staged_.load(std::memory_order_acquire) >> device & std::uint64_t{1}) != 0;
+  }
+  /// The GPU's side of it; nullptr for other memory. Valid while the registration is held.
+  GpuBuffer* gpu() const { return gpu_.get(); }
 
  private:
   friend class Registry;
@@ -67,7 +74,12 @@ class Registration {
   Kind kind_ = Kind::host;
   bool readonly_ = false;
   bool everywhere_ = false;  ///< devices opened later get it too
-  Backing peer_{};           ///< of Kind::peer
+  Demand demand_ = Demand::none;
+  Backing peer_{};  ///< of Kind::peer
+  std::unique_ptr<GpuBuffer> gpu_;
+  bool keeps_gpu_ = false;                ///< for ever: a device that was leaked may use it
+  std::atomic<std::uint64_t> staged_{0};  ///< a bit for each device
+  std::unique_ptr<std::string> why_;      ///< why a device is among them
   std::array<std::atomic<const std::uint64_t*>, kMaxDevices> pages_{};
   std::array<device::Mapping, kMaxDevices> mappings_{};
 };
@@ -105,6 +117,16 @@ inline Hold hold(Ledger& ledger, const Reference& reference) {
   return now == kClosing ? Hold::closing : Hold::stale;
 }
 
+/// The same with a ledger that several threads write; the counterpart is Ledger::remove_shared.
+inline Hold hold_shared(Ledger& ledger, const Reference& reference) {
+  ledger.add_shared(reference.registration->index());
+  full_fence();
+  const std::uint64_t now = reference.registration->generation();
+  if (now == reference.generation) return Hold::held;
+  ledger.remove_shared(reference.registration->index());
+  return now == kClosing ? Hold::closing : Hold::stale;
+}
+
 class Registry {
  public:
   /// The process's own.
@@ -118,10 +140,24 @@ class Registry {
   /// (too many), EFAULT and others of Device::map. Thread-safe.
   Reference add(void* address, std::uint64_t size, Kind kind, bool readonly,
                 std::span<const std::uint32_t> devices = {}, Backing peer = {});
+  /// The same for GPU memory. It is mapped where that is possible, and staged otherwise; `demand` allows only one of
+  /// them, and EOPNOTSUPP says why it cannot be had.
+  Reference add_gpu(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,
+                    Demand demand, std::span<const std::uint32_t> devices = {});
+
+  /// How requests between a registration and devices go, in a word and why, over those that are open.
+  struct Way {
+    Route route = Route::direct;
+    std::string why;
+  };
+  Way way(const Reference& reference);
 
   /// Closes a registration. 0, EBUSY (commands are in flight; nothing has changed) or ESTALE (another generation, or
   /// closed). Thread-safe, lock-free against I/O.
   int close(const Reference& reference);
+
+  /// Whether a registration's GPU memory was freed under it. Asks the driver.
+  bool was_freed(const Reference& reference);
 
   /// Commands in flight on a registration, over all queues.
   std::uint64_t in_flight(const Reference& reference);
@@ -155,10 +191,15 @@ class Registry {
   static constexpr std::uint64_t kReadonly = 1;
 
   static void prepare_for_fork();
+  struct Source;
+  Reference add(Source source, std::span<const std::uint32_t> devices);
   void reserve_slots();
   std::uint32_t take_slot();
   void map_to(Registration& registration, std::uint32_t device);
   void map_to_all(Registration& registration);
+  bool map_gpu(Registration& registration, std::uint32_t device, std::uint64_t begin, std::uint64_t bytes,
+               std::uint64_t* pages);
+  void stage(Registration& registration, std::uint32_t device, const std::string& why);
   void unmap_from(Registration& registration, std::uint32_t device);
   void unmap_all(Registration& registration);
   std::uint64_t count(std::uint32_t index) const;

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/staged.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+
+#include "base/clock.hpp"
+#include "engine/staging.hpp"
+
+namespace ugds::engine {
+
+using gpu::Runtime;
+using gpu::WordOp;
+using nvme::Opcode;
+
+namespace {
+
+/// Callers that may stage at once.
+constexpr std::size_t kLanes = 8;
+/// Pieces at the device at once.
+constexpr std::size_t kFlight = 4;
+constexpr std::uint64_t kSmallestPiece = 128 * 1024, kLargestPiece = 1024 * 1024;
+constexpr std::uint64_t kInterruptInterval = 20'000'000;
+/// How long the copies of a request may be polled for before the driver is asked.
+constexpr std::uint64_t kPatience = 2'000'000;
+
+/// What one caller stages with: memory, a stream for each GPU, and the word by which the stream tells how many copies
+/// are done.
+class Lane {
+ public:
+  bool try_take() { return !taken_.exchange(true, std::memory_order_acquire); }
+  void give_back() { taken_.store(false, std::memory_order_release); }
+
+  /// Makes what is missing for a GPU. Throws Failure.
+  void prepare(Runtime& runtime, const gpu::Place& place);
+  /// Commands of an abandoned request may still use the memory.
+  bool is_busy() const { return was_abandoned && memory::Registry::instance().in_flight(area_.slab) != 0; }
+
+  const StagingArea& area() const { return area_; }
+  gpu::StreamHandle stream() const { return stream_; }
+  gpu::Word& copied() { return copied_; }
+  std::uint64_t count = 0;     ///< of copies that were ever enqueued
+  bool was_abandoned = false;  ///< by a request whose commands may still be in flight
+
+ private:
+  struct Stream {
+    gpu::Place place;
+    gpu::StreamHandle stream = nullptr;
+  };
+  std::atomic<bool> taken_{false};
+  StagingArea area_;
+  gpu::Word copied_;
+  gpu::StreamHandle stream_ = nullptr;
+  std::vector<Stream> streams_;
+};
+
+void Lane::prepare(Runtime& runtime, const gpu::Place& place) {
+  if (!area_) area_ = Staging::of(runtime).take(Staging::kSlab);
+  if (!area_)
+    fail(ENOMEM, "stage", "all staging memory is in use", "raise UGDS_STAGING, or end some streams' requests");
+  if (copied_.host == nullptr && runtime.has_words(place.device)) copied_ = runtime.make_word();
+  const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const Stream& s) { return s.place == place; });
+  if (found != streams_.end()) {
+    stream_ = found->stream;
+    return;
+  }
+  streams_.reserve(streams_.size() + 1);
+  stream_ = runtime.make_stream(place);
+  streams_.push_back({place, stream_});
+}
+
+using Lanes = std::array<Lane, kLanes>;
+
+Lanes& lanes_of(const Runtime& runtime) {
+  static auto* all = new std::array<Lanes, 2>();  // NOLINT: a thread that is abandoned at exit may hold one
+  return (*all)[runtime.backend() == gpu::Backend::cuda ? 0 : 1];
+}
+
+/// A lane for as long as it lives.
+class TakenLane {
+ public:
+  TakenLane(Handle& handle, Runtime& runtime) {
+    Idle idle;
+    for (std::size_t i = caller_number();; ++i) {
+      Lane& lane = lanes_of(runtime)[i % kLanes];
+      if (lane.try_take()) {
+        lane_ = &lane;
+        if (!lane.is_busy()) {
+          lane.was_abandoned = false;
+          return;
+        }
+        lane.give_back();
+      }
+      idle.pause(handle.turn());
+    }
+  }
+  ~TakenLane() { lane_->give_back(); }
+  TakenLane(const TakenLane&) = delete;
+  TakenLane& operator=(const TakenLane&) = delete;
+  Lane* operator->() const { return lane_; }
+  Lane& operator*() const { return *lane_; }
+
+ private:
+  Lane* lane_ = nullptr;
+};
+
+class StagedRun {
+ public:
+  StagedRun(Handle& handle, const Transfer& transfer, Lane& lane, const memory::GpuBuffer& gpu,
+            const Interrupt& interrupt)
+      : handle_(handle), t_(transfer), lane_(lane), gpu_(gpu), interrupt_(interrupt) {
+    // Enough pieces to keep both sides at work, and few enough that what each costs does not show.
+    const std::uint64_t unit = handle.identity().block_size;
+    piece_ = std::clamp(align_up(t_.size / 8, std::uint64_t{64} * 1024), kSmallestPiece, kLargestPiece);
+    piece_ = std::max(align_down(piece_, unit), unit);
+    pieces_ = (t_.size + piece_ - 1) / piece_;
+    slots_ = std::min<std::uint64_t>(lane.area().size / piece_, pieces_);
+  }
+
+  std::int64_t run() {
+    const bool reads = t_.opcode == Opcode::read;
+    while (reads ? copied() < pieces_ : finished_ < pieces_) {
+      const bool moved = reads ? read_turn() : write_turn();
+      if (failed_ != 0) return fail_with(failed_);
+      if (!moved && look_around()) return fail_with(interrupted());
+    }
+    return static_cast<std::int64_t>(t_.size);
+  }
+
+ private:
+  std::uint64_t bytes_of(std::uint64_t piece) const { return std::min(piece_, t_.size - piece * piece_); }
+  std::byte* slot(std::uint64_t piece) const { return lane_.area().data + piece % slots_ * piece_; }
+  gpu::Address gpu_address(std::uint64_t piece) const { return t_.buffer.address + t_.buffer_offset + piece * piece_; }
+
+  /// Pieces whose copy is done.
+  std::uint64_t copied() {
+    if (lane_.copied().host == nullptr) return synchronized_;
+    return lane_.copied().host->load(std::memory_order_acquire) - (lane_.count - enqueued_);
+  }
+
+  /// Device first, then the copy.
+  bool read_turn() {
+    bool moved = false;
+    while (begun_ < pieces_ && begun_ - finished_ < kFlight && begun_ < copied() + slots_) {
+      begin(begun_++);
+      moved = true;
+    }
+    moved = turn_operations() || moved;
+    while (enqueued_ < finished_ && failed_ == 0) {
+      enqueue(enqueued_);
+      moved = true;
+    }
+    return moved;
+  }
+
+  /// The copy first, then the device.
+  bool write_turn() {
+    bool moved = false;
+    while (enqueued_ < pieces_ && enqueued_ < finished_ + slots_ && failed_ == 0) {
+      enqueue(enqueued_);
+      moved = true;
+    }
+    const std::uint64_t there = copied();
+    while (begun_ < there && begun_ - finished_ < kFlight) {
+      begin(begun_++);
+      moved = true;
+    }
+    return turn_operations() || moved;
+  }
+
+  void begin(std::uint64_t piece) {
+    Transfer& transfer = transfers_[piece % kFlight];
+    transfer = t_;
+    transfer.buffer = lane_.area().slab;
+    transfer.buffer_offset = lane_.area().offset + static_cast<std::uint64_t>(slot(piece) - lane_.area().data);
+    transfer.offset = t_.offset + piece * piece_;
+    transfer.size = bytes_of(piece);
+    operations_[piece % kFlight].emplace(handle_, transfer);
+  }
+
+  /// A turn of each operation; those that are done are taken in order.
+  bool turn_operations() {
+    bool moved = false;
+    for (std::uint64_t piece = finished_; piece < begun_; ++piece) operations_[piece % kFlight]->turn();
+    while (finished_ < begun_ && operations_[finished_ % kFlight]->done()) {
+      const std::int64_t result = operations_[finished_ % kFlight]->result();
+      if (result < 0) {
+        right_ = finished_ * piece_ + last_error().completed;
+        failed_ = static_cast<int>(-result);
+        return true;
+      }
+      operations_[finished_ % kFlight].reset();
+      ++finished_;
+      moved = true;
+    }
+    return moved;
+  }
+
+  void enqueue(std::uint64_t piece) {
+    Runtime& runtime = gpu_.runtime();
+    const gpu::Place& place = gpu_.place();
+    int code =
+        t_.opcode == Opcode::read
+            ? runtime.enqueue_to_device(place, lane_.stream(), gpu_address(piece), slot(piece), bytes_of(piece))
+            : runtime.enqueue_from_device(place, lane_.stream(), slot(piece), gpu_address(piece), bytes_of(piece));
+    ++lane_.count;
+    ++enqueued_;
+    if (code == 0 && lane_.copied().host != nullptr) {
+      const WordOp tell[] = {{WordOp::Kind::write, lane_.copied().device, lane_.count}};
+      code = runtime.enqueue_words(place, lane_.stream(), tell);
+    } else if (code == 0) {
+      code = runtime.synchronize(place, lane_.stream());
+      synchronized_ = enqueued_;
+    }
+    if (code != 0) refuse_copy(code);
+  }
+
+  [[gnu::cold]] void refuse_copy(int code) {
+    Error& error = last_error() = Error{};
+    error.code = failed_ = EIO;
+    right_ = 0;
+    set_cause(error, "the GPU did not copy to or from staging memory: %s", gpu_.runtime().words(code).c_str());
+    set_hint(error, "a kernel of the program may have faulted; no byte of the request is to be used");
+  }
+
+  /// Nothing moved. True: the caller was interrupted.
+  bool look_around() {
+    if (!idle_.pause(handle_.turn())) return false;
+    const std::uint64_t now = ticks();
+    if (looked_ == 0) looked_ = moved_at_ = now;
+    if (now - moved_at_ > ns_to_ticks(kPatience) && begun_ == finished_ && enqueued_ != 0 && lane_.copied().host) {
+      // Only copies are waited for, and they take long: the driver says whether they can still come to an end.
+      moved_at_ = now;
+      if (const int code = gpu_.runtime().synchronize(gpu_.place(), lane_.stream()); code != 0) refuse_copy(code);
+      return false;
+    }
+    if (interrupt_.asked == nullptr || now - looked_ < ns_to_ticks(kInterruptInterval)) return false;
+    looked_ = now;
+    return interrupt_.asked(interrupt_.context);
+  }
+
+  int interrupted() {
+    right_ = 0;
+    Error& error = last_error() = Error{};
+    error.code = EINTR;
+    set_cause(error, "interrupted while the device was at work");
+    return EINTR;
+  }
+
+  /// The operations that are still in flight are let go of, and what was enqueued is waited for: the caller may free
+  /// its memory next.
+  std::int64_t fail_with(int code) {
+    Error error = last_error();
+    lane_.was_abandoned = begun_ != finished_;
+    for (auto& operation : operations_) operation.reset();
+    gpu_.runtime().synchronize(gpu_.place(), lane_.stream());
+    if (lane_.copied().host != nullptr) lane_.copied().host->store(lane_.count, std::memory_order_release);
+    error.operation = operation_name(t_.opcode);
+    set_device(error, handle_.uri().c_str());
+    error.offset = t_.offset;
+    error.length = t_.size;
+    error.completed = t_.opcode == Opcode::read ? std::min(right_, enqueued_ * piece_) : right_;
+    last_error() = error;
+    return -code;
+  }
+
+  Handle& handle_;
+  const Transfer& t_;
+  Lane& lane_;
+  const memory::GpuBuffer& gpu_;
+  const Interrupt& interrupt_;
+  std::uint64_t piece_ = 0, pieces_ = 0, slots_ = 0;
+  std::uint64_t begun_ = 0, finished_ = 0;         ///< pieces at the device, in order
+  std::uint64_t enqueued_ = 0, synchronized_ = 0;  ///< pieces at the copy engine, in order
+  std::uint64_t right_ = 0;
+  int failed_ = 0;
+  Idle idle_;
+  std::uint64_t looked_ = 0, moved_at_ = 0;
+  std::array<Transfer, kFlight> transfers_{};
+  std::array<std::optional<Operation>, kFlight> operations_{};
+};
+
+std::int64_t refuse(Handle& handle, const Transfer& t, const Error& why) {
+  Error& error = last_error() = why;
+  error.operation = operation_name(t.opcode);
+  set_device(error, handle.uri().c_str());
+  error.offset = t.offset;
+  error.length = t.size;
+  return -error.code;
+}
+
+}  // namespace
+
+std::int64_t run_staged(Handle& handle, const Transfer& t, const Interrupt& interrupt) try {
+  Error error;
+  if (const Refusal refusal = check_transfer(handle.geometry(), t); refusal != Refusal::none) {
+    set_refusal(error, handle, t, refusal);
+    return refuse(handle, t, error);
+  }
+  if (t.size == 0) return 0;
+  // The runtime of the memory is known while the registration is held; some ledger must do so before there is a lane.
+  static memory::Ledger* const door = [] {
+    auto* made = new memory::Ledger();  // NOLINT: callers are counted in it at any time
+    memory::Registry::instance().add_ledger(*made);
+    return made;
+  }();
+  memory::Hold hold;
+  Idle idle;
+  while ((hold = memory::hold_shared(*door, t.buffer)) == memory::Hold::closing) idle.pause(handle.turn());
+  if (hold == memory::Hold::stale) {
+    set_refusal(error, handle, t, Refusal::stale);
+    return refuse(handle, t, error);
+  }
+  struct Held {
+    memory::Ledger& ledger;
+    std::uint32_t registration;
+    ~Held() { ledger.remove_shared(registration); }
+  } held{*door, t.buffer.registration->index()};
+  const memory::GpuBuffer& gpu = *t.buffer.registration->gpu();
+  if (!gpu.is_alive()) {
+    set_freed(error);
+    return refuse(handle, t, error);
+  }
+  const TakenLane lane(handle, gpu.runtime());
+  lane->prepare(gpu.runtime(), gpu.place());
+  return StagedRun(handle, t, *lane, gpu, interrupt).run();
+} catch (const Failure& failure) {
+  return refuse(handle, t, failure.error());
+}
+
+}  // namespace ugds::engine

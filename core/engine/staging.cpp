@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/staging.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/error.hpp"
+#include "base/text.hpp"
+#include "base/units.hpp"
+
+namespace ugds::engine {
+
+namespace {
+
+std::uint64_t limit_of_environment() {
+  const char* text = std::getenv("UGDS_STAGING");
+  if (text == nullptr || *text == '\0') return Staging::kDefaultLimit;
+  return std::max(parse_size(text, "UGDS_STAGING"), Staging::kSlab);
+}
+
+}  // namespace
+
+Staging::Staging(gpu::Runtime& runtime) : runtime_(runtime), limit_(limit_of_environment()) {
+  static_assert(kSlab / kUnit == 64);
+  slabs_.reserve(limit_ / kSlab);
+}
+
+Staging& Staging::of(gpu::Runtime& runtime) {
+  if (runtime.backend() == gpu::Backend::cuda) {
+    static auto* cuda = new Staging(runtime);  // NOLINT: outlives every thread that may still copy
+    return *cuda;
+  }
+  static auto* hip = new Staging(runtime);  // NOLINT
+  return *hip;
+}
+
+StagingArea Staging::take_from(std::uint32_t number, std::uint32_t units) {
+  Slab& slab = slabs_[number];
+  const std::uint64_t run = units == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << units) - 1;
+  for (std::uint32_t first = 0; first + units <= 64; ++first) {
+    if ((slab.used >> first & run) != 0) continue;
+    slab.used |= run << first;
+    const std::uint64_t offset = first * kUnit;
+    return {slab.memory->data() + offset, units * kUnit, offset, slab.reference, slab.device + offset, number, first};
+  }
+  return {};
+}
+
+StagingArea Staging::take(std::uint64_t size) {
+  const auto units = static_cast<std::uint32_t>((std::clamp<std::uint64_t>(size, 1, kSlab) + kUnit - 1) / kUnit);
+  const std::lock_guard guard(lock_);
+  for (std::uint32_t i = 0; i < slabs_.size(); ++i) {
+    if (const StagingArea area = take_from(i, units)) return area;
+  }
+  if ((slabs_.size() + 1) * kSlab > limit_) return {};
+  make_slab();
+  return take_from(static_cast<std::uint32_t>(slabs_.size()) - 1, units);
+}
+
+void Staging::make_slab() {
+  Slab slab;
+  slab.memory = std::make_unique<memory::HostMemory>(kSlab);
+  slab.device = runtime_.pin(slab.memory->data(), kSlab);
+  try {
+    slab.reference = memory::Registry::instance().add(slab.memory->data(), kSlab, memory::Kind::host, false);
+  } catch (...) {
+    runtime_.unpin(slab.memory->data());
+    throw;
+  }
+  slabs_.push_back(std::move(slab));
+}
+
+void Staging::give_back(const StagingArea& area) noexcept {
+  const std::lock_guard guard(lock_);
+  const std::uint64_t units = area.size / kUnit;
+  const std::uint64_t run = units == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << units) - 1;
+  slabs_[area.slab_number].used &= ~(run << area.first_unit);
+}
+
+std::uint64_t Staging::pinned() {
+  const std::lock_guard guard(lock_);
+  return slabs_.size() * kSlab;
+}
+
+}  // namespace ugds::engine

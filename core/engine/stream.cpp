@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/stream.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <ctime>
+
+#include "base/fork.hpp"
+#include "engine/stream_worker.hpp"
+
+namespace ugds::engine {
+
+namespace {
+
+constexpr std::size_t kMostErrors = 64;
+
+/// Every stream that was ever used. One stays known: a word that a stream may still write is never given away.
+struct Known {
+  std::mutex lock;
+  std::vector<Stream*> streams;
+};
+Known& known() {
+  static auto* all = new Known;  // NOLINT: the threads of handles may look at streams until the very end
+  return *all;
+}
+
+std::uintptr_t number_of(gpu::StreamHandle handle) { return reinterpret_cast<std::uintptr_t>(handle); }
+
+}  // namespace
+
+void Stream::open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+  runtime_ = &runtime;
+  handle_ = handle;
+  place_ = place;
+  caller_ = number_of(handle) == 2 ? caller_number() : 0;
+  ops_ = std::make_unique<StreamOp[]>(kOps);
+  parts_.reset(new Part[kParts]);  // NOLINT: without touching it
+  holds_ = std::make_unique<Hold[]>(kHolds);
+  errors_.reserve(kMostErrors);
+  reached_ = runtime.make_word();
+  allowed_ = runtime.make_word();
+  status_ = runtime.make_word();
+  try {
+    runtime.load_copy_kernel(place);
+    has_kernel_ = true;
+  } catch (const Failure& failure) {
+    // Without one, what needs it is refused.
+    if (failure.error().code != EOPNOTSUPP) throw;
+  }
+}
+
+Stream* Stream::find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+  // The legacy default stream has two names.
+  const std::uintptr_t number = number_of(handle) == 1 ? 0 : number_of(handle);
+  Known& all = known();
+  const std::lock_guard guard(all.lock);
+  for (Stream* stream : all.streams) {
+    if (stream->runtime_ != &runtime || number_of(stream->handle_) != number) continue;
+    if (number <= 2 && !(stream->place_ == place)) continue;
+    if (number == 2 && stream->caller_ != caller_number()) continue;
+    return stream;
+  }
+  return nullptr;
+}
+
+Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+  if (number_of(handle) == 1) handle = nullptr;
+  if (Stream* found = find(runtime, handle, place)) return *found;
+  Known& all = known();
+  auto made = std::make_unique<Stream>();
+  made->open(runtime, handle, runtime.place_of_stream(handle, place));
+  const std::lock_guard guard(all.lock);
+  if (all.streams.size() == StreamWorker::kMostStreams)
+    fail(EMFILE, "stream", "1024 streams were used in this process, which is the most", "use fewer, and reuse them");
+  all.streams.push_back(made.get());
+  return *made.release();
+}
+
+bool Stream::next(const StreamOp& op, const StreamPlan::Piece& piece, StreamOp::Cursor& cursor, Fragment& fragment) {
+  while (cursor.part < op.parts) {
+    const Part& p = part(op.first_part + cursor.part);
+    const std::uint64_t left = p.transfer.size - std::min(p.transfer.size, cursor.in_part);
+    const std::uint64_t at = p.begin + cursor.in_part;
+    if (left == 0) {
+      ++cursor.part;
+      cursor.in_part = 0;
+      continue;
+    }
+    if (at >= piece.begin + piece.bytes) return false;
+    fragment = {&p.transfer, cursor.in_part, std::min(left, piece.begin + piece.bytes - at),
+                piece.at + (at - piece.begin)};
+    cursor.in_part += fragment.bytes;
+    return true;
+  }
+  return false;
+}
+
+void Stream::drop_holds(const StreamOp& op, memory::Ledger& ledger) {
+  for (std::uint32_t i = 0; i < op.parts; ++i) {
+    ledger.remove_shared(part(op.first_part + i).transfer.buffer.registration->index());
+  }
+}
+
+/// It has ended: the next one's turn.
+void Stream::retire(StreamOp& op, std::uint64_t number) {
+  StreamWorker* const worker = op.worker.load(std::memory_order_relaxed);
+  if (worker != nullptr) drop_holds(op, worker->ledger());
+  StreamResult* const result = op.result;
+  if (result != nullptr) {
+    result->left_.fetch_sub(1, std::memory_order_acq_rel);
+    result->release();
+  }
+  holds_pending_.fetch_sub(op.holds, std::memory_order_relaxed);
+  parts_pending_.fetch_sub(op.parts, std::memory_order_relaxed);
+  if (op.waits && waits_.fetch_sub(1, std::memory_order_acq_rel) == 1) waiting_streams(*runtime_).fetch_sub(1);
+  front_.store(number + 1, std::memory_order_seq_cst);
+  if (worker != nullptr) worker->pending_.fetch_sub(1, std::memory_order_acq_rel);
+  let_orphans_through(number + 1);
+}
+
+std::atomic<std::uint32_t>& Stream::waiting_streams(const gpu::Runtime& runtime) {
+  static std::atomic<std::uint32_t> waiting[2];
+  return waiting[runtime.backend() == gpu::Backend::cuda ? 0 : 1];
+}
+
+/// Those whose handle was closed before their turn came.
+void Stream::let_orphans_through(std::uint64_t number) {
+  if (number == tail_.load(std::memory_order_acquire)) return;
+  StreamOp& next = op(number);
+  if (next.worker.load(std::memory_order_seq_cst) != nullptr) return;
+  if (next.orphan_taken.exchange(true, std::memory_order_acq_rel)) return;
+  allowed_.host->store(next.last_allowed(), std::memory_order_release);
+  retire(next, number);
+}
+
+void Stream::orphan(StreamWorker& worker, const Error& error) {
+  const std::lock_guard guard(lock_);
+  const std::uint64_t tail = tail_.load(std::memory_order_acquire);
+  for (std::uint64_t number = front_.load(std::memory_order_acquire); number != tail; ++number) {
+    StreamOp& one = op(number);
+    if (one.worker.load(std::memory_order_relaxed) != &worker) continue;
+    drop_holds(one, worker.ledger());
+    if (one.told != nullptr) __atomic_store_n(one.told, -error.code, __ATOMIC_RELEASE);
+    if (one.has_status) status_.host->store(static_cast<unsigned>(error.code));
+    if (one.staged && one.area && one.opcode == nvme::Opcode::read && !one.completed) {
+      std::fill_n(one.area.data, one.area.size, std::byte{0xdb});
+      // The stream's copies are still to come.
+      area_is_lost_.store(true, std::memory_order_release);
+    }
+    if (!one.completed) keep_error(one.result, error);
+    one.worker.store(nullptr, std::memory_order_seq_cst);
+    worker.pending_.fetch_sub(1, std::memory_order_acq_rel);
+    if (front_.load(std::memory_order_seq_cst) == number) let_orphans_through(number);
+  }
+}
+
+void Stream::keep_error(StreamResult* result, const Error& error) {
+  const std::lock_guard guard(errors_lock_);
+  if (result == nullptr || result->failed_) return;
+  result->failed_ = true;
+  result->error_ = error;
+  if (errors_.size() == errors_.capacity()) return;
+  result->refer();
+  errors_.push_back(result);
+}
+
+/// Gives back the areas of streams on which nothing is pending. Whether there were any.
+bool Stream::take_from_idle(gpu::Runtime& runtime) {
+  Known& all = known();
+  const std::lock_guard guard(all.lock);
+  bool any = false;
+  for (Stream* stream : all.streams) {
+    if (stream->runtime_ != &runtime || !stream->idle()) continue;
+    const std::unique_lock submitters(stream->lock_, std::try_to_lock);
+    if (!submitters || !stream->idle() || !stream->area_ || stream->area_is_lost_) continue;
+    Staging::of(runtime).give_back(std::exchange(stream->area_, {}));
+    any = true;
+  }
+  return any;
+}
+
+void Stream::write_in_call(void* context) {
+  const auto& hold = *static_cast<const Hold*>(context);
+  hold.word->store(hold.value, std::memory_order_release);
+}
+
+/// Returns when the stream may go on.
+void Stream::wait_in_call(void* context) {
+  constexpr std::uint64_t kPoll = 50'000;
+  const auto& hold = *static_cast<const Hold*>(context);
+  const std::uint64_t start = monotonic_ns();
+  while (static_cast<std::int64_t>(hold.word->load(std::memory_order_acquire) - hold.value) < 0) {
+    if (monotonic_ns() - start < kPoll) {
+      cpu_pause();
+      continue;
+    }
+    const timespec nap{0, 20'000};
+    nanosleep(&nap, nullptr);
+  }
+}
+
+StreamResult* Stream::take_error() {
+  const std::lock_guard guard(errors_lock_);
+  StreamResult* found = nullptr;
+  std::erase_if(errors_, [&](StreamResult* result) {
+    if (found != nullptr || !result->done()) return false;
+    if (result->look()) {
+      result->release();
+    } else {
+      found = result;
+    }
+    return true;
+  });
+  return found;
+}
+
+std::int64_t wait_for(Stream& stream, const Interrupt& interrupt) {
+  constexpr std::uint64_t kPoll = 50'000, kAsk = 20'000'000;
+  const std::uint64_t start = monotonic_ns();
+  std::uint64_t asked = start;
+  while (!stream.idle()) {
+    const std::uint64_t now = monotonic_ns();
+    if (now - start < kPoll) {
+      cpu_pause();
+      continue;
+    }
+    if (interrupt.asked != nullptr && now - asked > kAsk) {
+      asked = now;
+      if (interrupt.asked(interrupt.context)) return -EINTR;
+    }
+    const timespec nap{0, 50'000};
+    nanosleep(&nap, nullptr);
+  }
+  return 0;
+}
+
+}  // namespace ugds::engine

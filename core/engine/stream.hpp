@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests in the order of a GPU's stream. Nothing is done in a callback: the stream tells by a word that it has come
+// to a request, and waits by another until it may go on; a thread of the handle's drives the device between the two
+// (stream_worker.hpp), at full depth over all streams.
+//
+// Two words that only grow carry all of that. `reached` is written by the stream: how far it has come. `allowed` is
+// written by the thread: how far the stream may go. A request that goes direct is one step of each. One that is staged
+// is a step for each piece: copies lie on the caller's stream between waits, so nothing that a stream waits for needs
+// the driver.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "base/error.hpp"
+#include "engine/staging.hpp"
+#include "engine/stream_plan.hpp"
+#include "engine/transfer.hpp"
+#include "gpu/runtime.hpp"
+
+namespace ugds::engine {
+
+class Handle;
+class StreamWorker;
+struct Interrupt;
+
+/// What became of a request, or of a group: kept by whoever may ask, and by the stream until it has ended.
+class StreamResult {
+ public:
+  static StreamResult* make() { return new StreamResult; }
+  void refer() { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
+
+  bool done() const { return left_.load(std::memory_order_acquire) == 0; }
+  /// Only when done: bytes, or -errno with `error`.
+  std::int64_t result() const { return failed_ ? -error_.code : bytes_; }
+  const Error& error() const { return error_; }
+  bool failed() const { return failed_; }
+  /// Whether somebody was told of the error; returns what was so before.
+  bool look() { return looked_.exchange(true, std::memory_order_relaxed); }
+
+ private:
+  friend class StreamWorker;
+  friend class Stream;
+  std::atomic<std::uint32_t> references_{1};
+  std::atomic<std::uint32_t> left_{0};  ///< operations that have not ended
+  std::atomic<bool> looked_{false};
+  // Written by one operation's end after the other; read when none is left.
+  bool failed_ = false;
+  std::int64_t bytes_ = 0;
+  Error error_;
+};
+
+/// Values that are read when the stream reaches the request; nullptr: as the transfer says. Until it has ended they
+/// stay where they are. A size is at most what the transfer says.
+struct Late {
+  const std::int64_t* offset = nullptr;
+  const std::int64_t* size = nullptr;
+  const std::int64_t* buffer_offset = nullptr;
+  explicit operator bool() const { return offset != nullptr || size != nullptr || buffer_offset != nullptr; }
+};
+
+/// What is asked of a stream: requests that are ordered as one, and not among themselves.
+struct StreamCall {
+  std::span<const Transfer> requests{};  ///< reads and writes
+  Late late{};                           ///< of a single request
+  gpu::Address status = 0;               ///< 4 bytes of GPU memory: 0 or an errno, before the stream goes on
+  std::int64_t* told = nullptr;          ///< bytes or -errno, before the stream goes on
+  StreamResult* result = nullptr;
+};
+
+/// One request or group on its way.
+struct alignas(64) StreamOp {
+  StreamOp() = default;
+  /// For one that has ended: makes it new.
+  StreamOp& operator=(const StreamOp&) = delete;
+  void renew() {
+    this->~StreamOp();
+    new (this) StreamOp();
+  }
+  std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn
+  // As it was enqueued.
+  std::uint64_t reached = 0, allowed = 0;  ///< both words before it
+  std::uint32_t first_part = 0, parts = 0;
+  nvme::Opcode opcode = nvme::Opcode::read;
+  bool staged = false, by_kernel = false, late = false, broken = false;
+  bool waits = false;  ///< it is held by waits for a word, and not by calls
+  std::uint32_t holds = 0;
+  StreamPlan plan{};
+  StagingArea area{}, replaced{};
+  Late values{};
+  std::int64_t* told = nullptr;
+  StreamResult* result = nullptr;
+  bool has_status = false;
+  std::atomic<bool> orphan_taken{false};
+  // Of the worker.
+  bool started = false, failed = false, completed = false;
+  std::uint32_t begun = 0, ended = 0;  ///< pieces that were given to the device, and that are through it, in order
+  struct Cursor {
+    std::uint32_t part = 0;  ///< the next one's number, and how much of it was
+    std::uint64_t in_part = 0;
+  } given{};
+  std::array<std::uint32_t, 8> open{};  ///< commands' requests of the pieces that are open; 1 more while being given
+  std::uint32_t flying = 0;
+  Error error{};
+
+  /// Steps of `reached` before the first piece, and of `allowed`.
+  std::uint32_t reached_lead() const { return opcode == nvme::Opcode::read || late || !staged ? 1 : 0; }
+  std::uint32_t allowed_lead() const { return staged && late && opcode == nvme::Opcode::write ? 1 : 0; }
+  std::uint32_t pieces() const { return staged ? plan.count : 1; }
+  std::uint64_t last_reached() const { return reached + reached_lead() + (staged ? plan.count : 0); }
+  std::uint64_t last_allowed() const { return allowed + allowed_lead() + pieces(); }
+};
+
+class Stream {
+ public:
+  /// Operations, requests and calls that may be pending on one stream. A submission waits for room.
+  static constexpr std::uint32_t kOps = 256, kParts = 4096, kHolds = 1024;
+
+  /// The stream of a handle of the runtime's, made known where it is not. `place`: the context of the default stream.
+  /// Throws Failure: EINVAL (no stream), EMFILE (too many), and what making words throws. Thread-safe.
+  static Stream& of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  /// The same where it is known; nullptr elsewhere.
+  static Stream* find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+
+  /// Enqueues. 0, or -errno with last_error() filled and nothing enqueued. Waits for room, within the deadline of the
+  /// handle. The caller has the handle in use. Thread-safe.
+  std::int64_t submit(Handle& handle, const StreamCall& call, const Interrupt& interrupt);
+
+  /// Whether none of our requests is pending on it.
+  bool idle() const { return front_.load(std::memory_order_acquire) == tail_.load(std::memory_order_acquire); }
+  /// The first error on it that nobody was told of, which is told now: a reference that the caller gives back; nullptr
+  /// where there is none.
+  StreamResult* take_error();
+
+  gpu::Runtime& runtime() const { return *runtime_; }
+  const gpu::Place& place() const { return place_; }
+
+  struct Counters {
+    std::atomic<std::uint64_t> requests{0}, bytes{0}, held_by_wait{0}, held_by_call{0}, staged{0}, direct{0};
+  };
+
+ private:
+  friend class StreamWorker;
+  class Submission;
+
+  /// A request, and where its bytes begin among all of the operation.
+  struct Part {
+    Transfer transfer;
+    std::uint64_t begin;
+  };
+  /// What a call in the runtime's thread stores, or waits for.
+  struct Hold {
+    std::atomic<std::uint64_t>* word = nullptr;
+    std::uint64_t value = 0;
+  };
+  static void wait_in_call(void* hold);
+  static void write_in_call(void* hold);
+  /// Streams that are held by waits.
+  static std::atomic<std::uint32_t>& waiting_streams(const gpu::Runtime& runtime);
+  static bool take_from_idle(gpu::Runtime& runtime);
+
+  void open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  StreamOp& op(std::uint64_t number) { return ops_[number % kOps]; }
+  Part& part(std::uint64_t number) { return parts_[number % kParts]; }
+  /// What of a request lies in one piece of its operation.
+  struct Fragment {
+    const Transfer* transfer = nullptr;
+    std::uint64_t in_transfer = 0, bytes = 0;
+    std::uint64_t at = 0;  ///< in the area
+    gpu::Address gpu() const { return transfer->buffer.address + transfer->buffer_offset + in_transfer; }
+  };
+  /// The next fragment in a piece, from the cursor on; false: there is none left.
+  bool next(const StreamOp& op, const StreamPlan::Piece& piece, StreamOp::Cursor& cursor, Fragment& fragment);
+  void retire(StreamOp& op, std::uint64_t number);
+  void let_orphans_through(std::uint64_t number);
+  void orphan(StreamWorker& worker, const Error& error);
+  void drop_holds(const StreamOp& op, memory::Ledger& ledger);
+  void keep_error(StreamResult* result, const Error& error);
+
+  gpu::Runtime* runtime_ = nullptr;
+  gpu::StreamHandle handle_ = nullptr;
+  gpu::Place place_;
+  std::uint32_t caller_ = 0;  ///< of the per-thread default stream
+  gpu::Word reached_, allowed_, status_;
+  std::atomic<std::uint64_t> front_{0}, tail_{0};  ///< operations that have ended, and that were submitted
+  std::atomic<std::uint32_t> waits_{0};            ///< pending operations that are held by waits
+  std::atomic<std::uint32_t> holds_pending_{0}, parts_pending_{0};
+  std::atomic<std::uint64_t> workers_{0};  ///< those who know it, by their device's number
+  std::mutex lock_;                        ///< of submitters
+  std::uint64_t next_reached_ = 0, next_allowed_ = 0, next_part_ = 0, next_hold_ = 0;
+  bool has_kernel_ = false;
+  StagingArea area_, orders_;
+  std::atomic<bool> area_is_lost_{false};  ///< something that was given up may still use it
+  std::unique_ptr<StreamOp[]> ops_;
+  std::unique_ptr<Part[]> parts_;
+  std::unique_ptr<Hold[]> holds_;
+  std::mutex errors_lock_;
+  std::vector<StreamResult*> errors_;
+};
+
+/// Waits until none of our requests is pending on the stream. 0, -EINTR.
+std::int64_t wait_for(Stream& stream, const Interrupt& interrupt);
+
+}  // namespace ugds::engine

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the bytes of a staged request go through its area: in pieces, each of which is copied while the device is at work
+// on the next. What does not fit the area goes through its two halves in turn; the last group is cut finer, since
+// nothing overlaps with the copy of the very last piece.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace ugds::engine {
+
+struct StreamPlan {
+  struct Piece {
+    std::uint64_t begin = 0, bytes = 0;  ///< in the request
+    std::uint64_t at = 0;                ///< in the area
+    std::uint32_t needs = 0;             ///< how many pieces must be through before its place is free
+  };
+
+  StreamPlan() = default;
+  /// `area`: bytes, a multiple of 256 KiB where `bytes` does not fit.
+  StreamPlan(std::uint64_t bytes, std::uint64_t area) : total(bytes) {
+    group = bytes <= area ? std::max<std::uint64_t>(bytes, 1) : area / 2;
+    groups = static_cast<std::uint32_t>((bytes + group - 1) / group);
+    const std::uint64_t last = bytes - (groups - 1) * group;
+    if (last > kMuch) cuts[parts++] = kMiddle + kTail;
+    if (last > kSome) cuts[parts++] = kTail;
+    cuts[parts++] = 0;
+    count = groups - 1 + parts;
+  }
+
+  Piece piece(std::uint32_t number) const {
+    const std::uint32_t in = std::min(number, groups - 1);
+    Piece piece{in * group, group, in % 2 * group, in < 2 ? 0 : in - 1};
+    if (number < groups - 1) return piece;
+    const std::uint32_t part = number - (groups - 1);
+    const std::uint64_t from = part == 0 ? piece.begin : total - cuts[part - 1];
+    piece.at += from - piece.begin;
+    piece.begin = from;
+    piece.bytes = total - cuts[part] - from;
+    return piece;
+  }
+
+  static constexpr std::uint64_t kTail = 128 * 1024, kMiddle = 512 * 1024;
+  static constexpr std::uint64_t kSome = 256 * 1024, kMuch = 2048 * 1024;
+  /// Pieces whose places are in use at once: those of two groups.
+  static constexpr std::uint32_t kMostOpen = 4;
+
+  std::uint64_t total = 0, group = 0;
+  std::uint32_t groups = 0, count = 0, parts = 0;
+  std::uint64_t cuts[3] = {};  ///< where the parts of the last group end, in bytes before the end
+};
+
+}  // namespace ugds::engine

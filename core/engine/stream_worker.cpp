@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/stream_worker.hpp"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "base/clock.hpp"
+#include "base/steps.hpp"
+
+namespace ugds::engine {
+
+using nvme::Opcode;
+
+namespace {
+
+/// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
+constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
+/// Then it sleeps, and looks again after this long; the more streams there are to look at, the longer.
+constexpr long kShortestNap = 30'000, kLongestNap = 100'000;
+/// What a read that failed leaves in place of what it did not read.
+constexpr int kPoison = 0xdb;
+constexpr std::uint64_t kPieceMask = 7;
+static_assert(StreamPlan::kMostOpen <= kPieceMask + 1 && alignof(StreamOp) > kPieceMask);
+
+/// -1, 0 or 1 as a is before, at or after b, as numbers that wrap.
+bool is_at(std::uint64_t a, std::uint64_t b) { return static_cast<std::int64_t>(a - b) >= 0; }
+
+/// One request, as a batch asks for it.
+struct One {
+  static constexpr bool kOffsetsTell = true;
+  const Transfer* t;
+  std::uint64_t cookie;
+  const memory::Reference& begin_run(std::size_t) const { return t->buffer; }
+  const memory::Reference& buffer() const { return t->buffer; }
+  bool same_buffer(std::size_t) const { return true; }
+  Wanted operator()(std::size_t) const {
+    return {t->offset, t->size, t->buffer_offset, cookie, t->opcode == Opcode::write ? 1u : 0u, t->durable};
+  }
+};
+
+void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value, const timespec* timeout) {
+  syscall(SYS_futex, &word, operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
+}
+
+}  // namespace
+
+StreamWorker::StreamWorker(Handle& handle) : handle_(handle) {
+  setup_step("stream: worker");
+  memory::Registry::instance().add_ledger(ledger_);
+  try {
+    batch_id_ = handle.open_batch(kInFlight, Priority::unsaid);
+    batch_ = handle.batch(batch_id_.slot);
+    // Signals are for the program's threads.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      ugds::fail(error.code().value(), "stream", "no thread for the I/O of streams", "raise the limit of threads");
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  } catch (...) {
+    if (batch_ != nullptr) handle.close_batch(batch_id_);
+    memory::Registry::instance().remove_ledger(ledger_);
+    throw;
+  }
+}
+
+StreamWorker::~StreamWorker() {
+  quit_.store(true, std::memory_order_seq_cst);
+  wake();
+  thread_.join();
+  memory::Registry::instance().remove_ledger(ledger_);
+}
+
+void StreamWorker::join(Stream& stream) {
+  const std::uint64_t mine = std::uint64_t{1} << handle_.geometry().number;
+  if ((stream.workers_.load(std::memory_order_acquire) & mine) != 0) return;
+  const std::lock_guard guard(streams_lock_);
+  const std::uint32_t count = stream_count_.load(std::memory_order_relaxed);
+  bool known = false;
+  for (std::uint32_t i = 0; i < count && !known; ++i) known = streams_[i].load(std::memory_order_relaxed) == &stream;
+  if (!known) {
+    if (count == kMostStreams)
+      ugds::fail(EMFILE, "stream", "1024 streams use the device, which is the most", "use fewer, and reuse them");
+    streams_[count].store(&stream, std::memory_order_relaxed);
+    stream_count_.store(count + 1, std::memory_order_release);
+  }
+  stream.workers_.fetch_or(mine, std::memory_order_release);
+}
+
+void StreamWorker::wake() {
+  if (asleep_.exchange(0, std::memory_order_seq_cst) != 0) futex(asleep_, FUTEX_WAKE, 1, nullptr);
+}
+
+void StreamWorker::run() {
+  prctl(PR_SET_NAME, "ugds-streams");
+  prctl(PR_SET_TIMERSLACK, 1000);
+  while (!quit_.load(std::memory_order_acquire)) {
+    bool moved = false;
+    const std::uint32_t count = stream_count_.load(std::memory_order_acquire);
+    for (std::uint32_t i = 0; i < count; ++i) moved = attend(*streams_[i].load(std::memory_order_relaxed)) || moved;
+    if (flying_ != 0) {
+      const std::int64_t ended =
+          batch_->collect(batch_id_.generation, 0, kInFlight, 0, {}, [this](const Done& done) { take(done); });
+      moved = moved || ended > 0;
+    }
+    if (moved) {
+      rests_ = 0;
+      resting_since_ = 0;
+    } else {
+      rest();
+    }
+  }
+  let_all_through();
+}
+
+/// Nothing moved.
+void StreamWorker::rest() {
+  const bool waits_for_device = flying_ != 0;
+  const bool asks = idle_.pause(waits_for_device ? handle_.turn() : Turn());
+  const std::uint64_t now = ticks();
+  if (resting_since_ == 0) resting_since_ = now;
+  const std::uint64_t rested = ticks_to_ns(now - resting_since_);
+  if (waits_for_device) {
+    // A mode that would sleep for a large request sleeps here too; the device's interrupts end that.
+    if (asks && rested > kLinger && handle_.interrupts() && handle_.scheduler().waiting().sleeps(StreamPlan::kMuch)) {
+      batch_->collect(batch_id_.generation, 1, kInFlight, kShortestNap, {}, [this](const Done& done) { take(done); });
+    }
+    return;
+  }
+  if (pending_.load(std::memory_order_acquire) != 0) {
+    if (rested < kPollForArrival) return;
+    const timespec time{0, std::min(kLongestNap, kShortestNap + static_cast<long>(rested / 8))};
+    nanosleep(&time, nullptr);
+    return;
+  }
+  if (rested < kLinger) return;
+  asleep_.store(1, std::memory_order_seq_cst);
+  if (pending_.load(std::memory_order_seq_cst) == 0 && !quit_.load(std::memory_order_seq_cst)) {
+    futex(asleep_, FUTEX_WAIT, 1, nullptr);
+  }
+  asleep_.store(0, std::memory_order_seq_cst);
+  resting_since_ = 0;
+}
+
+/// The operation at the stream's front, where it is ours. True: something moved.
+bool StreamWorker::attend(Stream& stream) {
+  const std::uint64_t front = stream.front_.load(std::memory_order_acquire);
+  if (front == stream.tail_.load(std::memory_order_acquire)) return false;
+  StreamOp& op = stream.op(front);
+  if (op.worker.load(std::memory_order_acquire) != this) return false;
+  const std::uint64_t reached = stream.reached_.host->load(std::memory_order_acquire);
+  bool moved = false;
+  if (!op.started) {
+    if (!op.broken && !is_at(reached, op.reached + 1)) return false;
+    moved = begin(stream, op);
+  }
+  if (!op.completed) moved = give(stream, op, reached) || moved;
+  if (!op.completed) moved = progress(stream, op) || moved;
+  if (op.completed && (op.broken || is_at(reached, op.last_reached()))) {
+    stream.retire(op, front);
+    moved = true;
+  }
+  return moved;
+}
+
+/// The stream has come to it: what is bound late is read now, and everything is checked.
+bool StreamWorker::begin(Stream& stream, StreamOp& op) {
+  op.started = true;
+  if (op.replaced) {
+    // Whatever came before on this stream is through.
+    Staging::of(stream.runtime()).give_back(op.replaced);
+    op.replaced = {};
+  }
+  if (op.broken) {
+    fail(op, op.error);
+    return true;
+  }
+  bind(stream, op);
+  if (op.by_kernel) write_orders(stream, op);
+  if (op.allowed_lead() != 0) stream.allowed_.host->store(op.allowed + 1, std::memory_order_release);
+  return true;
+}
+
+void StreamWorker::bind(Stream& stream, StreamOp& op) {
+  Error error;
+  if (op.late) {
+    Transfer& t = stream.part(op.first_part).transfer;
+    const std::uint64_t most = t.size;
+    const auto value = [](const std::int64_t* at, std::uint64_t otherwise) {
+      return at == nullptr ? otherwise : static_cast<std::uint64_t>(__atomic_load_n(at, __ATOMIC_ACQUIRE));
+    };
+    t.offset = value(op.values.offset, t.offset);
+    t.size = value(op.values.size, t.size);
+    t.buffer_offset = value(op.values.buffer_offset, t.buffer_offset);
+    if (t.size > most) {
+      error.code = EINVAL;
+      set_cause(error, "the size has become larger than it was when the request was submitted");
+      set_hint(error, "submit with the largest size that it may have");
+    }
+  }
+  for (std::uint32_t i = 0; i < op.parts && error.code == 0; ++i) {
+    const Transfer& t = stream.part(op.first_part + i).transfer;
+    const Refusal refusal = check_transfer(handle_.geometry(), t);
+    if (refusal == Refusal::none) continue;
+    set_refusal(error, handle_, t, refusal);
+    error.operation = operation_name(t.opcode);
+    error.offset = t.offset;
+    error.length = t.size;
+  }
+  if (error.code == 0) return;
+  set_device(error, handle_.uri().c_str());
+  fail(op, error);
+}
+
+/// What the copy kernel is to do, piece by piece. Nothing for what failed before it began: where it would copy to is
+/// not known to be right.
+void StreamWorker::write_orders(Stream& stream, StreamOp& op) {
+  auto* order = reinterpret_cast<gpu::CopyOrder*>(stream.orders_.data);
+  StreamOp::Cursor cursor;
+  for (std::uint32_t i = 0; i < op.plan.count; ++i) {
+    const StreamPlan::Piece piece = op.plan.piece(i);
+    Stream::Fragment fragment;
+    bool any = false;
+    while (stream.next(op, piece, cursor, fragment)) {
+      any = true;
+      const gpu::Address mine = op.area.device + fragment.at, theirs = fragment.gpu();
+      const bool reads = op.opcode == Opcode::read;
+      *order++ = {reads ? mine : theirs, reads ? theirs : mine, op.failed ? 0 : fragment.bytes};
+    }
+    if (!any) *order++ = {};
+  }
+}
+
+void StreamWorker::fail(StreamOp& op, const Error& error) {
+  if (op.failed) return;
+  op.failed = true;
+  op.error = error;
+}
+
+/// The device's part, as far as places are free. True: something was given to it.
+bool StreamWorker::give(Stream& stream, StreamOp& op, std::uint64_t reached) {
+  if (op.failed) return false;
+  if (!op.staged) return op.begun == 0 && give_parts(stream, op);
+  bool moved = false;
+  while (op.begun < op.plan.count) {
+    const StreamPlan::Piece piece = op.plan.piece(op.begun);
+    const bool reads = op.opcode == Opcode::read;
+    // A read needs a free place; a write needs its bytes there, and the stream has waited for the place.
+    const std::uint64_t needs = op.reached + op.reached_lead() + (reads ? piece.needs : op.begun + 1);
+    if (!is_at(reached, needs) || op.begun >= op.ended + StreamPlan::kMostOpen) break;
+    if (!give_piece(stream, op)) return true;
+    moved = true;
+  }
+  return moved;
+}
+
+bool StreamWorker::submit(const Transfer& t, StreamOp& op, std::uint32_t piece) {
+  if (t.size == 0) return true;
+  const std::uint64_t cookie = reinterpret_cast<std::uintptr_t>(&op) | (piece & kPieceMask);
+  const std::int64_t taken =
+      batch_->submit(batch_id_.generation, 1, false, One{&t, cookie}, [](std::size_t) { return false; });
+  if (taken != 1) return false;
+  ++op.open[piece & kPieceMask];
+  ++op.flying;
+  ++flying_;
+  return true;
+}
+
+/// False: the batch is full; the rest is given when something of it has ended.
+bool StreamWorker::give_parts(Stream& stream, StreamOp& op) {
+  bool moved = false;
+  for (; op.given.part < op.parts; ++op.given.part) {
+    if (!submit(stream.part(op.first_part + op.given.part).transfer, op, 0)) return moved;
+    moved = true;
+  }
+  op.begun = 1;
+  return true;
+}
+
+bool StreamWorker::give_piece(Stream& stream, StreamOp& op) {
+  const StreamPlan::Piece piece = op.plan.piece(op.begun);
+  Stream::Fragment fragment;
+  for (StreamOp::Cursor cursor = op.given; stream.next(op, piece, cursor, fragment); op.given = cursor) {
+    Transfer t = *fragment.transfer;
+    t.buffer = op.area.slab;
+    t.buffer_offset = op.area.offset + fragment.at;
+    t.offset += fragment.in_transfer;
+    t.size = fragment.bytes;
+    if (!submit(t, op, op.begun)) return false;
+  }
+  ++op.begun;
+  return true;
+}
+
+/// Something at the device has ended.
+void StreamWorker::take(const Done& done) {
+  auto& op = *reinterpret_cast<StreamOp*>(done.cookie & ~kPieceMask);
+  --op.open[done.cookie & kPieceMask];
+  --op.flying;
+  --flying_;
+  if (done.error == nullptr) return;
+  // Of several the one that comes first on the device: before it everything is right.
+  if (!op.failed || done.error->offset < op.error.offset) op.error = *done.error;
+  op.failed = true;
+}
+
+/// Lets the stream go on as far as pieces are through the device. True: something moved.
+bool StreamWorker::progress(Stream& stream, StreamOp& op) {
+  bool moved = false;
+  if (op.failed) {
+    // Nothing more is given. What is in flight still writes to our memory, or the caller's.
+    if (op.flying != 0) return false;
+    op.begun = op.pieces();
+  }
+  while (op.ended < op.begun && op.open[op.ended & kPieceMask] == 0) {
+    if (op.failed && op.staged && op.opcode == Opcode::read) {
+      const StreamPlan::Piece piece = op.plan.piece(op.ended);
+      // Its place may hold a piece that is right and not yet copied.
+      const std::uint64_t reached = stream.reached_.host->load(std::memory_order_acquire);
+      if (!op.broken && !is_at(reached, op.reached + 1 + piece.needs)) return moved;
+      poison(stream, op, op.ended);
+    }
+    ++op.ended;
+    moved = true;
+    if (op.ended == op.pieces()) break;
+    stream.allowed_.host->store(op.allowed + op.allowed_lead() + op.ended, std::memory_order_release);
+  }
+  if (op.ended == op.pieces()) complete(stream, op);
+  return moved;
+}
+
+/// The stream copies the piece whatever became of it: what nobody is to take for data.
+void StreamWorker::poison(Stream&, StreamOp& op, std::uint32_t number) {
+  const StreamPlan::Piece piece = op.plan.piece(number);
+  if (op.area) std::memset(op.area.data + piece.at, kPoison, piece.bytes);
+}
+
+/// All of it is through the device. What became of it is told before the stream goes on.
+void StreamWorker::complete(Stream& stream, StreamOp& op) {
+  op.completed = true;
+  if (op.failed && op.parts != 0) explain(stream, op);
+  std::int64_t bytes = 0;
+  for (std::uint32_t i = 0; i < op.parts; ++i) {
+    bytes += static_cast<std::int64_t>(stream.part(op.first_part + i).transfer.size);
+  }
+  if (op.failed && handle_.state() == State::wedged && op.staged) {
+    // The device may still write to the area: it is never used again.
+    stream.area_is_lost_.store(true, std::memory_order_release);
+  }
+  if (op.told != nullptr) __atomic_store_n(op.told, op.failed ? -op.error.code : bytes, __ATOMIC_RELEASE);
+  if (op.has_status) stream.status_.host->store(op.failed ? static_cast<unsigned>(op.error.code) : 0u);
+  if (!op.failed) {
+    counters_.bytes.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
+    if (op.result != nullptr) op.result->bytes_ += bytes;
+  } else {
+    stream.keep_error(op.result, op.error);
+  }
+  stream.allowed_.host->store(op.last_allowed(), std::memory_order_release);
+}
+
+/// The error of a part of it, told of the whole.
+void StreamWorker::explain(Stream& stream, StreamOp& op) {
+  const Transfer& t = stream.part(op.first_part).transfer;
+  const std::uint64_t part = op.error.offset - t.offset;
+  if (op.parts != 1 || part > t.size) return;
+  op.error.completed += part;
+  op.error.offset = t.offset;
+  op.error.length = t.size;
+}
+
+/// The handle is being closed. Streams that wait for it go on, with an error.
+void StreamWorker::let_all_through() {
+  handle_.close_batch(batch_id_);
+  Error error;
+  error.code = ECANCELED;
+  error.operation = "stream";
+  set_device(error, handle_.uri().c_str());
+  set_cause(error, "the device was closed before the stream's request was done");
+  set_hint(error, "synchronise the stream before the device is closed");
+  const std::uint32_t count = stream_count_.load(std::memory_order_acquire);
+  const std::uint64_t mine = std::uint64_t{1} << handle_.geometry().number;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Stream& stream = *streams_[i].load(std::memory_order_relaxed);
+    stream.orphan(*this, error);
+    stream.workers_.fetch_and(~mine, std::memory_order_release);
+  }
+}
+
+}  // namespace ugds::engine
