@@ -26,6 +26,12 @@ Mapping Device::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
        "map it into this process and register that");
 }
 
+Mapping Device::map_foreign(const ForeignRange&, Access, std::uint64_t*) {
+  fail(EOPNOTSUPP, "map",
+       std::string("transport ") + transport_name(transport()) + " cannot reach memory that a copier has to copy",
+       "have the memory exported as a DMA-BUF, or stage it through host memory");
+}
+
 void Device::require_vectors(std::size_t count) const {
   const std::uint32_t vectors = limits().interrupt_vectors;
   if (count > vectors) fail(EINVAL, "open", "the device has " + std::to_string(vectors) + " interrupt vectors");

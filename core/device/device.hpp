@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 
+#include "base/copier.hpp"
 #include "base/descriptor.hpp"
 #include "base/text.hpp"
 #include "base/units.hpp"
@@ -44,6 +45,8 @@ struct DescriptorRange {
   std::uint64_t offset = 0;  ///< a multiple of nvme::kPageSize
   Bytes length{};            ///< the same
 };
+
+using ugds::ForeignRange;
 
 class Device {
  public:
@@ -82,6 +85,11 @@ class Device {
   /// The same for memory that is known by a descriptor alone (a DMA-BUF). Throws Failure(EOPNOTSUPP) where the
   /// transport cannot.
   virtual Mapping map_descriptor(const DescriptorRange& range, Access access, std::uint64_t* pages);
+  /// The same for memory that this process does not reach by its address, as a GPU's without a way for the device to
+  /// reach it: `range.copier` is called for each command's data, from threads of the transport's, until `unmap` has
+  /// returned. Address and length are multiples of nvme::kPageSize. Throws Failure(EOPNOTSUPP) where the device moves
+  /// its data itself, as all that are real do.
+  virtual Mapping map_foreign(const ForeignRange& range, Access access, std::uint64_t* pages);
   virtual void unmap(const Mapping& mapping) noexcept = 0;
 
   /// Has the interrupts of vector i delivered to eventfds[i]; those of a vector with -1, or beyond the span, nowhere.

@@ -158,6 +158,17 @@ std::uint64_t Controller::map(void* address, std::uint64_t length, bool writable
   return impl_->memory.add(address, length, writable);
 }
 
+std::uint64_t Controller::map(const ForeignRange& range, bool writable) {
+  const std::uint64_t length = range.length.value;
+  if (length == 0 || !is_aligned(range.address | length, AddressSpace::kPage))
+    fail(EINVAL, "map", "the address and the length must be multiples of 4096, and the length not 0");
+  if (range.copier == nullptr) fail(EINVAL, "map", "memory of another kind needs a copier", "map it by its address");
+  HostGuard guard(*impl_);
+  impl_->mover.make_buffers();
+  void* address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(range.address));
+  return impl_->memory.add(address, length, writable, range.copier);
+}
+
 void Controller::map_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable) {
   if (length == 0 || !is_aligned(iova | reinterpret_cast<std::uintptr_t>(address) | length, AddressSpace::kPage))
     fail(EINVAL, "map", "the IOVA, the address and the length must be multiples of 4096, and the length not 0");
