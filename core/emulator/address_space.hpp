@@ -105,10 +105,12 @@ class AddressSpace {
       if ((entry & mask) != wanted) [[unlikely]]
         return refusal(entry, iova, wanted);
       std::uint64_t run = kPage - (iova & (kPage - 1));
-      std::uint64_t next = (entry & ~kWritable) + kPage;
-      for (; run < length; run += kPage, next += kPage) {
-        const std::uint64_t other = entry_of(iova + run);
-        if ((other & mask) != wanted || (other & ~kWritable) != next) break;
+      if (run < length) {
+        std::uint64_t next = (entry & ~kWritable) + kPage;
+        for (; run < length; run += kPage, next += kPage) {
+          const std::uint64_t other = entry_of(iova + run);
+          if ((other & mask) != wanted || (other & ~kWritable) != next) break;
+        }
       }
       if (run > length) run = length;
       if (!use(entry, iova, run)) return {};

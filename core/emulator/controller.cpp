@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulator/controller.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 
 #include "base/error.hpp"
 #include "base/steps.hpp"
@@ -32,23 +29,6 @@ std::uint64_t capabilities(const Options& o) {
       .raw;
 }
 
-/// A thread that no signal of the process is delivered to. A SIGBUS is its own: what it reaches may be a file that
-/// somebody has cut, and who shares that memory with it may have a handler.
-std::thread quiet_thread(Controller::Impl& impl) {
-  sigset_t all, before;
-  sigfillset(&all);
-  sigdelset(&all, SIGBUS);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread([&impl] { impl.run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    fail(error.code().value(), "open", "no thread for the emulated controller", "use pump=caller, or raise ulimit -u");
-  }
-}
-
 }  // namespace
 
 Controller::Impl::Impl(const Options& wanted)
@@ -57,6 +37,7 @@ Controller::Impl::Impl(const Options& wanted)
       clock(wanted.virtual_clock),
       timing(wanted),
       random(wanted.seed),
+      mover(wanted.copiers),
       subsystem(wanted),
       doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true),
       vectors(wanted.vector_count()),
@@ -68,7 +49,9 @@ Controller::Impl::Impl(const Options& wanted)
   identifier = subsystem->attach(this);
   try {
     setup_step("emulator: thread");
-    if (!options.pump_by_caller) thread = quiet_thread(*this);
+    if (!options.pump_by_caller)
+      thread = quiet_thread([](void* impl, std::uint32_t) { static_cast<Impl*>(impl)->run(); }, this, 0,
+                            "use pump=caller, or raise ulimit -u");
   } catch (...) {
     subsystem->detach(this);
     throw;

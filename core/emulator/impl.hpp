@@ -7,7 +7,7 @@
 //   doorbells.cpp    tails, heads, shadows      queues.cpp     creation, deletion, posting
 //   thread.cpp       polling and sleeping       interrupts.cpp who is told of what was posted
 //   unmap.cpp        memory that goes
-//   admin.cpp, identify.cpp, io.cpp   what commands do
+//   admin.cpp, identify.cpp, io.cpp   what commands do; mover.hpp moves their data
 #pragma once
 
 #include <atomic>
@@ -135,6 +135,7 @@ struct Controller::Impl {
   std::uint16_t send(const Transfer& transfer, const void* data, std::uint64_t bytes);
   std::uint16_t receive(const Transfer& transfer, void* data, std::uint64_t bytes);
   Moved move(const Command& command, Media& media);
+  Moved move_shared(const Command& command, Media& media, std::uint64_t at);
   std::uint16_t check_memory(const Command& command);
   void corrupt(const Command& command);
   /// Records a failed access as a violation; the status of a command that made it.

@@ -160,13 +160,38 @@ Moved Controller::Impl::move(const Command& command, Media& media) {
     at += bytes;
     return static_cast<bool>(moved);
   };
+  if (mover.shares(command.length)) [[unlikely]] {
+    moved = move_shared(command, media, at);
+  } else {
+    for (const Transfer::Piece& piece : command.transfer.data) {
+      memory.data_runs(piece.iova, piece.bytes, write, take);
+      if (!moved) break;
+    }
+  }
+  const Transfer::Piece& metadata = command.transfer.metadata;
+  if (!moved || metadata.bytes == 0) return moved;
+  at = g.metadata_at(command.entry.nsid, command.lba);
+  memory.data_runs(metadata.iova, metadata.bytes, write, take);
+  return moved;
+}
+
+Moved Controller::Impl::move_shared(const Command& command, Media& media, std::uint64_t at) {
+  Moved moved;
+  auto together = [&] {
+    const std::uint64_t bytes = mover.added();
+    moved = mover.move_together(media, command.direction, at, subsystem->geometry().unit());
+    at += bytes;
+    return static_cast<bool>(moved);
+  };
+  auto take = [&](std::byte* pointer, std::uint64_t bytes, Copier* copier) {
+    return mover.add(pointer, bytes, copier) || (together() && mover.add(pointer, bytes, copier));
+  };
+  const bool write = command.direction == Direction::to_host;
   for (const Transfer::Piece& piece : command.transfer.data) {
     memory.data_runs(piece.iova, piece.bytes, write, take);
     if (!moved) return moved;
   }
-  const Transfer::Piece& metadata = command.transfer.metadata;
-  at = g.metadata_at(command.entry.nsid, command.lba);
-  memory.data_runs(metadata.iova, metadata.bytes, write, take);
+  together();
   return moved;
 }
 
