@@ -24,10 +24,21 @@ void EmulatedDevice::write64(std::uint32_t offset, std::uint64_t value) { contro
 
 std::uint32_t* EmulatedDevice::doorbell(std::uint32_t offset) { return controller_.doorbell(offset); }
 
-Mapping EmulatedDevice::map(void* address, Bytes length, Access access, std::uint64_t* pages) {
-  const std::uint64_t iova = controller_.map(address, length.value, access == Access::read_write);
+namespace {
+
+Mapping consecutive(std::uint64_t iova, Bytes length, std::uint64_t* pages) {
   for (std::uint64_t i = 0; i < length.value / nvme::kPageSize; ++i) pages[i] = iova + i * nvme::kPageSize;
   return {iova, length};
+}
+
+}  // namespace
+
+Mapping EmulatedDevice::map(void* address, Bytes length, Access access, std::uint64_t* pages) {
+  return consecutive(controller_.map(address, length.value, access == Access::read_write), length, pages);
+}
+
+Mapping EmulatedDevice::map_foreign(const ForeignRange& range, Access access, std::uint64_t* pages) {
+  return consecutive(controller_.map(range, access == Access::read_write), range.length, pages);
 }
 
 void EmulatedDevice::unmap(const Mapping& mapping) noexcept { controller_.unmap(mapping.token); }

@@ -25,6 +25,7 @@ class EmulatedDevice final : public Device {
   void write64(std::uint32_t offset, std::uint64_t value) override;
   std::uint32_t* doorbell(std::uint32_t offset) override;
   Mapping map(void* address, Bytes length, Access access, std::uint64_t* pages) override;
+  Mapping map_foreign(const ForeignRange& range, Access access, std::uint64_t* pages) override;
   void unmap(const Mapping& mapping) noexcept override;
   void set_interrupts(std::span<const int> eventfds) override;
   bool reset() noexcept override;

@@ -65,7 +65,7 @@ void AddressSpace::require_memory(void* address, std::uint64_t length, bool writ
   }
 }
 
-std::uint64_t AddressSpace::add(void* address, std::uint64_t length, bool writable) {
+std::uint64_t AddressSpace::add(void* address, std::uint64_t length, bool writable, Copier* copier) {
   const std::uint64_t start = reinterpret_cast<std::uintptr_t>(address);
   const std::uint64_t iova = align_up(next_, kCongruence) + (start & (kCongruence - 1));
   if (length > kSpan || iova + length + kGuard > kFirst + kSpan)
@@ -77,9 +77,9 @@ std::uint64_t AddressSpace::add(void* address, std::uint64_t length, bool writab
     table_.commit(committed_ * sizeof(std::uint64_t), to * sizeof(std::uint64_t));
     committed_ = to;
   }
-  ranges_.emplace(iova, Range{length, writable, static_cast<std::byte*>(address)});
-  for (std::uint64_t page = first; page < end; ++page)
-    table()[page] = (start + (page - first) * kPage) | kPresent | (writable ? kWritable : 0);
+  ranges_.emplace(iova, Range{length, writable, static_cast<std::byte*>(address), copier});
+  const std::uint64_t flags = kPresent | (writable ? kWritable : 0) | (copier != nullptr ? kForeign : 0);
+  for (std::uint64_t page = first; page < end; ++page) table()[page] = (start + (page - first) * kPage) | flags;
   next_ = iova + length + kGuard;
   mapped_bytes_ += length;
   return iova;
@@ -103,6 +103,10 @@ bool AddressSpace::find_chosen(std::uint64_t iova) const {
   last_iova_ = found->first;
   last_ = found->second;
   return true;
+}
+
+Copier* AddressSpace::copier_of(std::uint64_t iova) const {
+  return std::prev(ranges_.upper_bound(iova))->second.copier;
 }
 
 const AddressSpace::Range* AddressSpace::find(std::uint64_t iova) const {

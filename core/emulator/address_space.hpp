@@ -8,19 +8,23 @@
 //
 // Below 2^48 the host chooses, where its memory is another process's (`add_at`). Those ranges may be few and huge, or
 // anywhere, so they are searched for, and the last one that was hit is tried first.
+//
+// A range may be foreign: this process does not reach its bytes by their address, a Copier does. Only a command's data
+// may lie there (`data_runs`, `check_data`); what the controller looks at by itself may not.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 
+#include "base/copier.hpp"
 #include "emulator/reservation.hpp"
 
 namespace ugds::emulator {
 
 /// What an access met. `at` is the IOVA of the first byte that could not be reached.
 struct Access {
-  enum class Kind : std::uint8_t { ok, unmapped, read_only };
+  enum class Kind : std::uint8_t { ok, unmapped, read_only, foreign };
   Kind kind = Kind::ok;
   std::uint64_t at = 0;
   explicit operator bool() const { return kind == Kind::ok; }
@@ -35,7 +39,8 @@ class AddressSpace {
   struct Range {
     std::uint64_t length;
     bool writable;
-    std::byte* memory;
+    std::byte* memory;         ///< an address of its own where there is a copier: never to be touched
+    Copier* copier = nullptr;  ///< of foreign memory
   };
 
   AddressSpace();
@@ -44,7 +49,7 @@ class AddressSpace {
   static void require_memory(void* address, std::uint64_t length, bool writable);
 
   /// Throws Failure(ENOSPC) when all IOVAs were handed out.
-  std::uint64_t add(void* address, std::uint64_t length, bool writable);
+  std::uint64_t add(void* address, std::uint64_t length, bool writable, Copier* copier = nullptr);
   /// Maps at `iova`. False where a range is there already. The caller keeps within [0, kFirst) and to whole pages.
   bool add_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable);
   /// nullptr where `iova` is not the first of a range.
@@ -55,27 +60,31 @@ class AddressSpace {
   std::uint64_t mapped_ranges() const { return ranges_.size(); }
 
   /// Calls `use(pointer, bytes)` for each run that is contiguous in this process's memory, in order. Ends early where
-  /// `use` returns false or the translation fails.
+  /// `use` returns false or the translation fails, as it does for foreign memory.
   template <class Use>
   Access runs(std::uint64_t iova, std::uint64_t length, bool write, Use&& use) const {
-    while (length != 0) {
-      std::uint64_t entry = entry_of(iova);
-      if (Access access = permit(entry, iova, write); !access) return access;
-      std::byte* start = pointer(entry) + (iova & (kPage - 1));
-      std::uint64_t run = kPage - (iova & (kPage - 1));
-      for (; run < length; run += kPage) {
-        entry = entry_of(iova + run);
-        if (!permit(entry, iova + run, write) || pointer(entry) != start + run) break;
-      }
-      if (run > length) run = length;
-      if (!use(start, run)) return {};
-      iova += run;
-      length -= run;
-    }
-    return {};
+    return walk(iova, length, kPresent | kForeign | (write ? kWritable : 0), kPresent | (write ? kWritable : 0),
+                [&](std::uint64_t entry, std::uint64_t at, std::uint64_t bytes) {
+                  return use(pointer(entry) + (at & (kPage - 1)), bytes);
+                });
+  }
+  /// The same for a command's data, which may be foreign: calls `use(pointer, bytes, copier)`, whose pointer must not
+  /// be touched where there is a copier.
+  template <class Use>
+  Access data_runs(std::uint64_t iova, std::uint64_t length, bool write, Use&& use) const {
+    const std::uint64_t needed = kPresent | (write ? kWritable : 0);
+    return walk(iova, length, needed, needed, [&](std::uint64_t entry, std::uint64_t at, std::uint64_t bytes) {
+      Copier* const copier = (entry & kForeign) == 0 ? nullptr : copier_of(at);
+      return use(pointer(entry) + (at & (kPage - 1)), bytes, copier);
+    });
   }
 
-  /// Whether every byte may be accessed.
+  /// Whether every byte may be accessed as a command's data.
+  Access check_data(std::uint64_t iova, std::uint64_t length, bool write) const {
+    const std::uint64_t needed = kPresent | (write ? kWritable : 0);
+    return walk(iova, length, needed, needed, [](std::uint64_t, std::uint64_t, std::uint64_t) { return true; });
+  }
+  /// Whether every byte may be accessed by this process itself.
   Access check(std::uint64_t iova, std::uint64_t length, bool write) const {
     return runs(iova, length, write, [](std::byte*, std::uint64_t) { return true; });
   }
@@ -85,8 +94,31 @@ class AddressSpace {
   std::byte* contiguous(std::uint64_t iova, std::uint64_t length, bool write) const;
 
  private:
-  static constexpr std::uint64_t kWritable = 1, kPresent = 2;
+  static constexpr std::uint64_t kWritable = 1, kPresent = 2, kForeign = 4;
 
+  /// Each run of pages that follow each other here too. Their entries must have the bits of `wanted` among those of
+  /// `mask`.
+  template <class Use>
+  Access walk(std::uint64_t iova, std::uint64_t length, std::uint64_t mask, std::uint64_t wanted, Use&& use) const {
+    while (length != 0) {
+      const std::uint64_t entry = entry_of(iova);
+      if ((entry & mask) != wanted) [[unlikely]]
+        return refusal(entry, iova, wanted);
+      std::uint64_t run = kPage - (iova & (kPage - 1));
+      if (run < length) {
+        std::uint64_t next = (entry & ~kWritable) + kPage;
+        for (; run < length; run += kPage, next += kPage) {
+          const std::uint64_t other = entry_of(iova + run);
+          if ((other & mask) != wanted || (other & ~kWritable) != next) break;
+        }
+      }
+      if (run > length) run = length;
+      if (!use(entry, iova, run)) return {};
+      iova += run;
+      length -= run;
+    }
+    return {};
+  }
   std::uint64_t entry_of(std::uint64_t iova) const {
     const std::uint64_t page = (iova - kFirst) / kPage;  // wraps to a huge number below kFirst
     return page < committed_ ? table()[page] : chosen_entry(iova);
@@ -98,11 +130,12 @@ class AddressSpace {
     return page | kPresent | (last_.writable ? kWritable : 0);
   }
   bool find_chosen(std::uint64_t iova) const;
-  static Access permit(std::uint64_t entry, std::uint64_t iova, bool write) {
+  static Access refusal(std::uint64_t entry, std::uint64_t iova, std::uint64_t wanted) {
     if (entry == 0) return {Access::Kind::unmapped, iova};
-    if (write && (entry & kWritable) == 0) return {Access::Kind::read_only, iova};
-    return {};
+    const bool read_only = (wanted & kWritable) != 0 && (entry & kWritable) == 0;
+    return {read_only ? Access::Kind::read_only : Access::Kind::foreign, iova};
   }
+  Copier* copier_of(std::uint64_t iova) const;
   static std::byte* pointer(std::uint64_t entry) {
     return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(entry & ~(kPage - 1)));
   }

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulator/controller.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 
 #include "base/error.hpp"
 #include "base/steps.hpp"
@@ -32,23 +29,6 @@ std::uint64_t capabilities(const Options& o) {
       .raw;
 }
 
-/// A thread that no signal of the process is delivered to. A SIGBUS is its own: what it reaches may be a file that
-/// somebody has cut, and who shares that memory with it may have a handler.
-std::thread quiet_thread(Controller::Impl& impl) {
-  sigset_t all, before;
-  sigfillset(&all);
-  sigdelset(&all, SIGBUS);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread([&impl] { impl.run(); });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    fail(error.code().value(), "open", "no thread for the emulated controller", "use pump=caller, or raise ulimit -u");
-  }
-}
-
 }  // namespace
 
 Controller::Impl::Impl(const Options& wanted)
@@ -57,6 +37,7 @@ Controller::Impl::Impl(const Options& wanted)
       clock(wanted.virtual_clock),
       timing(wanted),
       random(wanted.seed),
+      mover(wanted.copiers),
       subsystem(wanted),
       doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true),
       vectors(wanted.vector_count()),
@@ -68,7 +49,9 @@ Controller::Impl::Impl(const Options& wanted)
   identifier = subsystem->attach(this);
   try {
     setup_step("emulator: thread");
-    if (!options.pump_by_caller) thread = quiet_thread(*this);
+    if (!options.pump_by_caller)
+      thread = quiet_thread([](void* impl, std::uint32_t) { static_cast<Impl*>(impl)->run(); }, this, 0,
+                            "use pump=caller, or raise ulimit -u");
   } catch (...) {
     subsystem->detach(this);
     throw;
@@ -156,6 +139,17 @@ std::uint64_t Controller::map(void* address, std::uint64_t length, bool writable
   AddressSpace::require_memory(address, length, writable);
   HostGuard guard(*impl_);
   return impl_->memory.add(address, length, writable);
+}
+
+std::uint64_t Controller::map(const ForeignRange& range, bool writable) {
+  const std::uint64_t length = range.length.value;
+  if (length == 0 || !is_aligned(range.address | length, AddressSpace::kPage))
+    fail(EINVAL, "map", "the address and the length must be multiples of 4096, and the length not 0");
+  if (range.copier == nullptr) fail(EINVAL, "map", "memory of another kind needs a copier", "map it by its address");
+  HostGuard guard(*impl_);
+  impl_->mover.make_buffers();
+  void* address = reinterpret_cast<void*>(static_cast<std::uintptr_t>(range.address));
+  return impl_->memory.add(address, length, writable, range.copier);
 }
 
 void Controller::map_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable) {

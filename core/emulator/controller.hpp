@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/copier.hpp"
 #include "emulator/options.hpp"
 
 namespace ugds::emulator {
@@ -129,6 +130,11 @@ class Controller {
   /// to the address modulo 64 KiB, never reused and never equal to a pointer. Throws Failure(EFAULT) if the memory is
   /// not there, or not writable though `writable`.
   std::uint64_t map(void* address, std::uint64_t length, bool writable);
+  /// The same for memory that this process does not reach by its address: only `range.copier` does, called by the
+  /// controller's threads (with `pump=caller`, by the caller's) while a command's data moves, until `unmap` has
+  /// returned. Whether the memory is there is not looked at. It holds data alone: queues, lists, doorbells and the
+  /// pages of admin commands in it are a violation ("foreign-access"). Throws Failure: EINVAL, ENOSPC, ENOMEM.
+  std::uint64_t map(const ForeignRange& range, bool writable);
   /// Maps at an IOVA of the caller's choice, for a host in another process: `iova`, `address` and `length` are
   /// multiples of 4096, below 2^48. Nothing is touched. Throws Failure: EINVAL, EEXIST where something is mapped.
   void map_at(std::uint64_t iova, void* address, std::uint64_t length, bool writable);

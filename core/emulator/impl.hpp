@@ -7,7 +7,7 @@
 //   doorbells.cpp    tails, heads, shadows      queues.cpp     creation, deletion, posting
 //   thread.cpp       polling and sleeping       interrupts.cpp who is told of what was posted
 //   unmap.cpp        memory that goes
-//   admin.cpp, identify.cpp, io.cpp   what commands do
+//   admin.cpp, identify.cpp, io.cpp   what commands do; mover.hpp moves their data
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,7 @@
 #include "emulator/command.hpp"
 #include "emulator/controller.hpp"
 #include "emulator/faults.hpp"
+#include "emulator/mover.hpp"
 #include "emulator/queues.hpp"
 #include "emulator/reservation.hpp"
 #include "emulator/subsystem.hpp"
@@ -133,6 +134,8 @@ struct Controller::Impl {
   std::uint16_t manage_dataset(const Command& command);
   std::uint16_t send(const Transfer& transfer, const void* data, std::uint64_t bytes);
   std::uint16_t receive(const Transfer& transfer, void* data, std::uint64_t bytes);
+  Moved move(const Command& command, Media& media);
+  Moved move_shared(const Command& command, Media& media, std::uint64_t at);
   std::uint16_t check_memory(const Command& command);
   void corrupt(const Command& command);
   /// Records a failed access as a violation; the status of a command that made it.
@@ -173,6 +176,7 @@ struct Controller::Impl {
   Timing timing;
   std::mt19937_64 random;
   AddressSpace memory;
+  Mover mover;
   SubsystemReference subsystem;
   std::uint16_t identifier = 0;
   Faults faults;

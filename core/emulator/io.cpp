@@ -26,16 +26,24 @@ bool forces_unit_access(const Command& command) { return (command.entry.cdw12 & 
 }  // namespace
 
 std::uint16_t Controller::Impl::report(const Access& access, const char* what) {
-  violations.add(access.kind == Access::Kind::read_only ? "read-only-access" : "unmapped-access", "%s at IOVA 0x%llx",
-                 what, static_cast<unsigned long long>(access.at));
+  const auto at = static_cast<unsigned long long>(access.at);
+  switch (access.kind) {
+    case Access::Kind::read_only: violations.add("read-only-access", "%s at IOVA 0x%llx", what, at); break;
+    case Access::Kind::foreign:
+      violations.add("foreign-access", "%s at IOVA 0x%llx, in memory that holds data alone", what, at);
+      break;
+    default: violations.add("unmapped-access", "%s at IOVA 0x%llx", what, at); break;
+  }
   return status::data_transfer_error;
 }
 
+/// For admin commands, whose pages a host looks at itself.
 std::uint16_t Controller::Impl::send(const Transfer& transfer, const void* data, std::uint64_t bytes) {
   auto* from = static_cast<const std::byte*>(data);
   for (const Transfer::Piece& piece : transfer.data) {
     const std::uint64_t part = std::min(bytes, piece.bytes);
-    if (const Access access = memory.write(piece.iova, from, part); !access) return report(access, "a data buffer");
+    if (const Access access = memory.write(piece.iova, from, part); !access)
+      return report(access, "an admin command's page");
     from += part;
     bytes -= part;
   }
@@ -46,8 +54,19 @@ std::uint16_t Controller::Impl::receive(const Transfer& transfer, void* data, st
   auto* to = static_cast<std::byte*>(data);
   for (const Transfer::Piece& piece : transfer.data) {
     const std::uint64_t part = std::min(bytes, piece.bytes);
-    if (const Access access = memory.read(piece.iova, to, part); !access) return report(access, "a data buffer");
-    to += part;
+    int error = 0;
+    auto take = [&](const std::byte* from, std::uint64_t run, Copier* copier) {
+      if (copier == nullptr) {
+        std::memcpy(to, from, run);
+      } else {
+        error = copier->copy_out(to, reinterpret_cast<std::uintptr_t>(from), run);
+      }
+      to += run;
+      return error == 0;
+    };
+    const Access access = memory.data_runs(piece.iova, part, false, take);
+    if (!access) return report(access, "a data buffer");
+    if (error != 0) return status::data_transfer_error;
     bytes -= part;
   }
   return status::success;
@@ -120,29 +139,67 @@ std::uint16_t Controller::Impl::execute_io(Command& command) {
 std::uint16_t Controller::Impl::check_memory(const Command& command) {
   const bool write = command.direction == Direction::to_host;
   for (const Transfer::Piece& piece : command.transfer.data)
-    if (const Access access = memory.check(piece.iova, piece.bytes, write); !access)
+    if (const Access access = memory.check_data(piece.iova, piece.bytes, write); !access)
       return report(access, "a data buffer");
   const Transfer::Piece& metadata = command.transfer.metadata;
-  if (const Access access = memory.check(metadata.iova, metadata.bytes, write); !access)
+  if (const Access access = memory.check_data(metadata.iova, metadata.bytes, write); !access)
     return report(access, "a metadata buffer");
   return status::success;
 }
 
+/// All of a read's or a write's data, which `check_memory` has found reachable. The controller's lock is held, though a
+/// copier can take milliseconds: registers that are read, and doorbells, need no lock, while a register write, mapping
+/// and unmapping wait for one command at most. Without the lock, memory could be unmapped under the copy.
+Moved Controller::Impl::move(const Command& command, Media& media) {
+  const Geometry& g = subsystem->geometry();
+  const bool write = command.direction == Direction::to_host;
+  std::uint64_t at = g.data_at(command.entry.nsid, command.lba);
+  Moved moved;
+  auto take = [&](std::byte* pointer, std::uint64_t bytes, Copier* copier) {
+    moved = mover.move(media, command.direction, at, pointer, bytes, copier);
+    at += bytes;
+    return static_cast<bool>(moved);
+  };
+  if (mover.shares(command.length)) [[unlikely]] {
+    moved = move_shared(command, media, at);
+  } else {
+    for (const Transfer::Piece& piece : command.transfer.data) {
+      memory.data_runs(piece.iova, piece.bytes, write, take);
+      if (!moved) break;
+    }
+  }
+  const Transfer::Piece& metadata = command.transfer.metadata;
+  if (!moved || metadata.bytes == 0) return moved;
+  at = g.metadata_at(command.entry.nsid, command.lba);
+  memory.data_runs(metadata.iova, metadata.bytes, write, take);
+  return moved;
+}
+
+Moved Controller::Impl::move_shared(const Command& command, Media& media, std::uint64_t at) {
+  Moved moved;
+  auto together = [&] {
+    const std::uint64_t bytes = mover.added();
+    moved = mover.move_together(media, command.direction, at, subsystem->geometry().unit());
+    at += bytes;
+    return static_cast<bool>(moved);
+  };
+  auto take = [&](std::byte* pointer, std::uint64_t bytes, Copier* copier) {
+    return mover.add(pointer, bytes, copier) || (together() && mover.add(pointer, bytes, copier));
+  };
+  const bool write = command.direction == Direction::to_host;
+  for (const Transfer::Piece& piece : command.transfer.data) {
+    memory.data_runs(piece.iova, piece.bytes, write, take);
+    if (!moved) return moved;
+  }
+  together();
+  return moved;
+}
+
 std::uint16_t Controller::Impl::read_blocks(Command& command) {
   if (const std::uint16_t failed = check_memory(command); failed != 0) return failed;
-  const Geometry& g = subsystem->geometry();
-  std::uint64_t at = g.data_at(command.entry.nsid, command.lba);
-  int error = 0;
-  auto take = [&](std::byte* to, std::uint64_t bytes) {
-    error = subsystem->read(at, to, bytes);
-    at += bytes;
-    return error == 0;
-  };
-  for (const Transfer::Piece& piece : command.transfer.data)
-    if (error == 0) memory.runs(piece.iova, piece.bytes, true, take);
-  at = g.metadata_at(command.entry.nsid, command.lba);
-  if (error == 0) memory.runs(command.transfer.metadata.iova, command.transfer.metadata.bytes, true, take);
-  if (error != 0) return status::unrecovered_read_error;
+  const Moved moved = move(command, subsystem->media());
+  if (moved.memory != 0) return status::data_transfer_error;
+  if (moved.media != 0) return status::unrecovered_read_error;
   ++counters.reads;
   counters.bytes_read += command.length;
   return status::success;
@@ -150,23 +207,13 @@ std::uint16_t Controller::Impl::read_blocks(Command& command) {
 
 std::uint16_t Controller::Impl::write_blocks(Command& command) {
   if (const std::uint16_t failed = check_memory(command); failed != 0) return failed;
-  const Geometry& g = subsystem->geometry();
-  const std::uint32_t nsid = command.entry.nsid;
   const bool durable = forces_unit_access(command) || is_durable();
-  const int failed = subsystem->change(nsid, command.lba, command.blocks, durable, [&](Media& media) {
-    std::uint64_t at = g.data_at(nsid, command.lba);
-    int error = 0;
-    auto give = [&](const std::byte* from, std::uint64_t bytes) {
-      error = media.write(at, from, bytes);
-      at += bytes;
-      return error == 0;
-    };
-    for (const Transfer::Piece& piece : command.transfer.data)
-      if (error == 0) memory.runs(piece.iova, piece.bytes, false, give);
-    at = g.metadata_at(nsid, command.lba);
-    if (error == 0) memory.runs(command.transfer.metadata.iova, command.transfer.metadata.bytes, false, give);
-    return error;
+  Moved moved;
+  const int failed = subsystem->change(command.entry.nsid, command.lba, command.blocks, durable, [&](Media& media) {
+    moved = move(command, media);
+    return moved.memory != 0 ? moved.memory : moved.media;
   });
+  if (moved.memory != 0) return status::data_transfer_error;
   if (failed != 0) return write_status(failed);
   ++counters.writes;
   counters.bytes_written += command.length;
@@ -191,8 +238,17 @@ void Controller::Impl::corrupt(const Command& command) {
   if (command.transfer.data.empty()) return;
   if (command.direction == Direction::to_host) {
     const Transfer::Piece& piece = command.transfer.data[command.transfer.data.size() / 2];
-    std::byte* at = memory.contiguous(piece.iova + piece.bytes / 2, 1, true);
-    if (at != nullptr) *at ^= std::byte{0x10};
+    memory.data_runs(piece.iova + piece.bytes / 2, 1, true, [](std::byte* at, std::uint64_t, Copier* copier) {
+      const std::uint64_t address = reinterpret_cast<std::uintptr_t>(at);
+      std::byte byte{};
+      if (copier == nullptr) {
+        *at ^= std::byte{0x10};
+      } else if (copier->copy_out(&byte, address, 1) == 0) {
+        byte ^= std::byte{0x10};
+        static_cast<void>(copier->copy_in(address, &byte, 1));  // where it fails, there is nothing wrong to be seen
+      }
+      return true;
+    });
     return;
   }
   if (command.blocks == 0) return;

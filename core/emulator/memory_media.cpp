@@ -18,6 +18,8 @@ namespace ugds::emulator {
 namespace {
 
 constexpr std::uint64_t kExtent = 2_MiB;
+/// What is locked on its own: threads that share a write are in different ones, most of the time.
+constexpr std::uint64_t kGranule = 64_KiB;
 
 /// An extent's memory, or nullptr. Aligned to its size, so that the kernel can back it with one large page.
 std::byte* allocate_extent() {
@@ -47,7 +49,7 @@ class MemoryMedia final : public Media {
   int read(std::uint64_t at, void* out, std::uint64_t bytes) override {
     auto* to = static_cast<std::byte*>(out);
     return each(at, bytes, [&](std::uint64_t extent, std::uint64_t offset, std::uint64_t part) {
-      std::shared_lock guard(lock_of(extent));
+      const Hold<true> hold(*this, extent, offset, part);
       const std::byte* data = slot(extent).load(std::memory_order_acquire);
       if (data != nullptr) {
         std::memcpy(to, data + offset, part);
@@ -62,13 +64,11 @@ class MemoryMedia final : public Media {
   int write(std::uint64_t at, const void* source, std::uint64_t bytes) override {
     auto* from = static_cast<const std::byte*>(source);
     return each(at, bytes, [&](std::uint64_t extent, std::uint64_t offset, std::uint64_t part) {
-      std::unique_lock guard(lock_of(extent));
-      std::byte* data = slot(extent).load(std::memory_order_relaxed);
+      const Hold<false> hold(*this, extent, offset, part);
+      std::byte* data = slot(extent).load(std::memory_order_acquire);
       if (data == nullptr) {
-        data = allocate_extent();
+        data = add_extent(extent);
         if (data == nullptr) return ENOSPC;
-        slot(extent).store(data, std::memory_order_release);
-        note_used(extent);
       }
       std::memcpy(data + offset, from, part);
       from += part;
@@ -81,8 +81,8 @@ class MemoryMedia final : public Media {
     for (at = next_data(at, end); at < end; at = next_data(at, end)) {
       const std::uint64_t extent = at / kExtent, offset = at % kExtent;
       const std::uint64_t part = std::min(kExtent - offset, end - at);
-      std::unique_lock guard(lock_of(extent));
-      std::byte* data = slot(extent).load(std::memory_order_relaxed);
+      const Hold<false> hold(*this, extent, offset, part);
+      std::byte* data = slot(extent).load(std::memory_order_acquire);
       if (data != nullptr && part == kExtent) {
         slot(extent).store(nullptr, std::memory_order_relaxed);
         munmap(data, kExtent);
@@ -126,8 +126,51 @@ class MemoryMedia final : public Media {
     return 0;
   }
 
+  /// The granules of a part of an extent, all at once, so that nobody sees it half changed. In the order of their
+  /// addresses, which an extent's locks have too, so that two never wait for each other.
+  template <bool shared>
+  class Hold {
+   public:
+    Hold(MemoryMedia& media, std::uint64_t extent, std::uint64_t offset, std::uint64_t bytes)
+        : at_(&media.locks_[extent * (kExtent / kGranule) % media.locks_.size() + offset / kGranule]),
+          end_(at_ + (offset % kGranule + bytes + kGranule - 1) / kGranule) {
+      for (std::shared_mutex* lock = at_; lock != end_; ++lock) {
+        if constexpr (shared) {
+          lock->lock_shared();
+        } else {
+          lock->lock();
+        }
+      }
+    }
+    ~Hold() {
+      for (std::shared_mutex* lock = at_; lock != end_; ++lock) {
+        if constexpr (shared) {
+          lock->unlock_shared();
+        } else {
+          lock->unlock();
+        }
+      }
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    std::shared_mutex *at_, *end_;
+  };
+
+  /// The memory of an extent that has none; nullptr where none is left. Others may add it at the same time.
+  std::byte* add_extent(std::uint64_t extent) {
+    std::lock_guard guard(adding_lock_);
+    std::byte* data = slot(extent).load(std::memory_order_relaxed);
+    if (data != nullptr) return data;
+    data = allocate_extent();
+    if (data == nullptr) return nullptr;
+    slot(extent).store(data, std::memory_order_release);
+    note_used(extent);
+    return data;
+  }
+
   void note_used(std::uint64_t extent) {
-    std::lock_guard guard(bounds_lock_);
     if (extent < first_used_.load(std::memory_order_relaxed)) first_used_.store(extent, std::memory_order_relaxed);
     if (extent > last_used_.load(std::memory_order_relaxed)) last_used_.store(extent, std::memory_order_relaxed);
     stored_.fetch_add(kExtent, std::memory_order_relaxed);
@@ -135,12 +178,11 @@ class MemoryMedia final : public Media {
 
   /// The table's memory is zero at first, which is a valid atomic null pointer on every platform that we build for.
   Slot& slot(std::uint64_t extent) const { return reinterpret_cast<Slot*>(table_.data())[extent]; }
-  std::shared_mutex& lock_of(std::uint64_t extent) { return locks_[extent % locks_.size()]; }
 
   std::uint64_t extents_;
   Reservation table_;
-  std::array<std::shared_mutex, 256> locks_;
-  std::mutex bounds_lock_;
+  std::array<std::shared_mutex, 32 * kExtent / kGranule> locks_;
+  std::mutex adding_lock_;
   std::atomic<std::uint64_t> first_used_{~std::uint64_t{0} / kExtent}, last_used_{0};
   std::atomic<std::uint64_t> stored_{0};
 };

@@ -202,6 +202,10 @@ o.virtual_clock = value == "virtual";
 o.pump_by_caller = value == "caller";
 }
 }
+, {{"copiers", "0 to 64", "threads that share the copies of commands of 128 KiB and more; needs clock=real"},
+   UGDS_SET{o.copiers = number32(name, value, 0, kMaxCopiers);
+}
+}
 , {{"idle", "a time, at most 60s", "how long the controller's thread polls before it sleeps"},
    UGDS_SET{o.idle_ns = parse_duration_ns(value, name);
 if (o.idle_ns > 60'000'000'000) refuse(name, value, "0 to 60s");
@@ -250,6 +254,9 @@ void check_options(const Options& o) {
   if (o.depth < 2 || o.depth > 65536) refuse("depth", std::to_string(o.depth), "2 to 65536");
   if (o.slots > kMaxSlots) refuse("slots", std::to_string(o.slots), "0 to 65536");
   if (o.burst < 1 || o.burst > kMaxBurst) refuse("burst", std::to_string(o.burst), "1 to 64");
+  if (o.copiers > kMaxCopiers) refuse("copiers", std::to_string(o.copiers), "0 to 64");
+  if (o.copiers != 0 && o.virtual_clock)
+    refuse("copiers", std::to_string(o.copiers), "only 0 with clock=virtual, where every run is to be the same");
   if (o.stride > 15) refuse("stride", std::to_string(o.stride), "0 to 15");
   if (o.mpsmax > 4) refuse("mpsmax", std::to_string(o.mpsmax), "0 to 4");
   if (o.mpsmin > o.mpsmax)

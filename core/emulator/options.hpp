@@ -20,7 +20,7 @@ enum class Interrupts : std::uint8_t {
 
 /// As many as MSI-X has.
 inline constexpr std::uint32_t kMaxVectors = 2048;
-inline constexpr std::uint32_t kMaxSlots = 65536, kMaxBurst = 64;
+inline constexpr std::uint32_t kMaxSlots = 65536, kMaxBurst = 64, kMaxCopiers = 64;
 
 struct Options {
   // What the URI's path says: a size, or a file that keeps the data.
@@ -64,6 +64,7 @@ struct Options {
   bool virtual_clock = false;    ///< `clock=virtual`: time passes only when the controller has nothing due
 
   // Who runs it.
+  std::uint32_t copiers = 0;        ///< threads that share the copies of large commands: 0 to 64
   bool pump_by_caller = false;      ///< `pump=caller`
   std::uint64_t idle_ns = 200'000;  ///< `idle=200us`: how long its thread polls before it sleeps
 

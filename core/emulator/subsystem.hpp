@@ -26,7 +26,8 @@ class Subsystem {
   /// Whether several controllers can be on it.
   bool is_shared() const { return !name_.empty(); }
 
-  int read(std::uint64_t at, void* out, std::uint64_t bytes) { return media_->read(at, out, bytes); }
+  /// To be read by whoever likes; changed through `change` alone.
+  Media& media() { return *media_; }
   /// A change of blocks; `change(media)` makes it. See WriteCache::write.
   template <class Change>
   int change(std::uint32_t nsid, std::uint64_t block, std::uint64_t blocks, bool durable, Change&& change) {

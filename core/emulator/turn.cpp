@@ -2,7 +2,6 @@
 //
 // One turn of the controller: look at every doorbell, fetch, execute what is due, post.
 #include <algorithm>
-#include <cstring>
 
 #include "emulator/impl.hpp"
 
@@ -166,12 +165,14 @@ bool Controller::Impl::write_late() {
         command->direction != Direction::to_host)
       continue;
     for (const Transfer::Piece& piece : command->transfer.data) {
-      const Access access = memory.runs(piece.iova, piece.bytes, true, [&](std::byte* at, std::uint64_t bytes) {
-        std::memset(at, pattern, bytes);
-        return true;
-      });
-      if (access) continue;
-      report(access, "a late write");
+      int error = 0;
+      auto overwrite = [&](std::byte* at, std::uint64_t bytes, Copier* copier) {
+        error = mover.fill(at, pattern, bytes, copier);
+        return error == 0;
+      };
+      const Access access = memory.data_runs(piece.iova, piece.bytes, true, overwrite);
+      if (access && error == 0) continue;
+      if (!access) report(access, "a late write");
       command->fault.kind = Fault::Kind::hang;
       --late_writers;
       break;
