@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels.hpp"
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "memory.hpp"
+
+namespace fake_cuda {
+
+namespace {
+
+std::uint8_t pattern(std::uint64_t i, std::uint64_t seed) {
+  return static_cast<std::uint8_t>((seed + i * 2654435761U) >> 16);
+}
+
+/// ugds_copy(order): the order is read when the kernel runs.
+CUresult copy(const Arguments& arguments) {
+  struct Order {
+    std::uint64_t source, destination, bytes;
+  } order;
+  const std::byte* at = memory().reach(arguments[0], sizeof order);
+  if (at == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  std::memcpy(&order, at, sizeof order);
+  if (order.bytes == 0) return CUDA_SUCCESS;
+  const std::byte* from = memory().reach(order.source, order.bytes);
+  std::byte* to = memory().reach(order.destination, order.bytes);
+  if (from == nullptr || to == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  std::memmove(to, from, order.bytes);
+  return CUDA_SUCCESS;
+}
+
+/// ugds_spin(nanoseconds). It sleeps instead: a test machine has few processors.
+CUresult spin(const Arguments& arguments) {
+  std::this_thread::sleep_for(std::chrono::nanoseconds(arguments[0]));
+  return CUDA_SUCCESS;
+}
+
+/// ugds_fill(address, bytes, seed)
+CUresult fill(const Arguments& arguments) {
+  const auto [address, bytes, seed, unused] = arguments;
+  if (bytes == 0) return CUDA_SUCCESS;
+  std::byte* to = memory().reach(address, bytes);
+  if (to == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  for (std::uint64_t i = 0; i < bytes; i++) to[i] = static_cast<std::byte>(pattern(i, seed));
+  return CUDA_SUCCESS;
+}
+
+/// ugds_check(address, bytes, seed, result): adds how many bytes are wrong to the 64-bit word at `result`.
+CUresult check(const Arguments& arguments) {
+  const auto [address, bytes, seed, result] = arguments;
+  const std::byte* from = bytes == 0 ? nullptr : memory().reach(address, bytes);
+  std::byte* to = result % 8 != 0 ? nullptr : memory().reach(result, 8);
+  if (to == nullptr || (from == nullptr && bytes != 0)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  std::uint64_t wrong = 0;
+  for (std::uint64_t i = 0; i < bytes; i++) wrong += from[i] != static_cast<std::byte>(pattern(i, seed));
+  std::atomic_ref<std::uint64_t>(*reinterpret_cast<std::uint64_t*>(to)).fetch_add(wrong, std::memory_order_relaxed);
+  return CUDA_SUCCESS;
+}
+
+constexpr Kernel kernels[] = {
+    {"ugds_copy", 1, copy}, {"ugds_spin", 1, spin}, {"ugds_fill", 3, fill}, {"ugds_check", 4, check}};
+
+bool is_name(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';
+}
+
+}  // namespace
+
+const Kernel* find_kernel(const std::string& name) {
+  for (const Kernel& kernel : kernels) {
+    if (name == kernel.name) return &kernel;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> entries_of(const std::string& ptx) {
+  static const std::string word = ".entry";
+  std::vector<std::string> names;
+  for (auto at = ptx.find(word); at != std::string::npos; at = ptx.find(word, at)) {
+    at = ptx.find_first_not_of(" \t\r\n", at + word.size());
+    std::string name;
+    for (; at < ptx.size() && is_name(ptx[at]); at++) name += ptx[at];
+    if (!name.empty()) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace fake_cuda
