@@ -15,12 +15,12 @@ std::uint8_t pattern(std::uint64_t i, std::uint64_t seed) {
   return static_cast<std::uint8_t>((seed + i * 2654435761U) >> 16);
 }
 
-/// ugds_copy(order): the order is read when the kernel runs.
-CUresult copy(const Arguments& arguments) {
+/// ugds_copy(orders), the row's one: it is read when the kernel runs.
+CUresult copy(const Arguments& arguments, unsigned row) {
   struct Order {
     std::uint64_t source, destination, bytes;
   } order;
-  const std::byte* at = memory().reach(arguments[0], sizeof order);
+  const std::byte* at = memory().reach(arguments[0] + row * sizeof order, sizeof order);
   if (at == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
   std::memcpy(&order, at, sizeof order);
   if (order.bytes == 0) return CUDA_SUCCESS;
@@ -32,13 +32,13 @@ CUresult copy(const Arguments& arguments) {
 }
 
 /// ugds_spin(nanoseconds). It sleeps instead: a test machine has few processors.
-CUresult spin(const Arguments& arguments) {
+CUresult spin(const Arguments& arguments, unsigned) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(arguments[0]));
   return CUDA_SUCCESS;
 }
 
 /// ugds_fill(address, bytes, seed)
-CUresult fill(const Arguments& arguments) {
+CUresult fill(const Arguments& arguments, unsigned) {
   const auto [address, bytes, seed, unused] = arguments;
   if (bytes == 0) return CUDA_SUCCESS;
   std::byte* to = memory().reach(address, bytes);
@@ -48,7 +48,7 @@ CUresult fill(const Arguments& arguments) {
 }
 
 /// ugds_check(address, bytes, seed, result): adds how many bytes are wrong to the 64-bit word at `result`.
-CUresult check(const Arguments& arguments) {
+CUresult check(const Arguments& arguments, unsigned) {
   const auto [address, bytes, seed, result] = arguments;
   const std::byte* from = bytes == 0 ? nullptr : memory().reach(address, bytes);
   std::byte* to = result % 8 != 0 ? nullptr : memory().reach(result, 8);

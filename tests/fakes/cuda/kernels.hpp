@@ -20,7 +20,7 @@ using Arguments = std::array<std::uint64_t, most_arguments>;
 struct Kernel {
   const char* name;
   std::size_t arguments;
-  CUresult (*run)(const Arguments& arguments);
+  CUresult (*run)(const Arguments& arguments, unsigned row);  ///< once for each row of the grid
 };
 
 /// The kernel of that name; nullptr where the fake has none.
