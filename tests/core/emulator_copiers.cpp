@@ -241,22 +241,26 @@ TEST_CASE("copiers: closing the controller ends its threads, whether they work, 
 }
 
 TEST_CASE("copiers: a child of a fork has none, and can close what it has inherited") {
-  auto h = ready_host("16MiB?mdts=10&pump=caller&copiers=3");
-  CHECK(wait_for_copiers(3));
+  auto h = ready_host("16MiB?mdts=10&copiers=3");
+  auto inherited = std::make_unique<Controller>(parse("1MiB?pump=caller&copiers=2"));
+  CHECK(wait_for_copiers(5));
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
     alarm(10);
-    const int inherited = copiers_alive();
-    static_cast<void>(h.release());  // its memory is the parent's
+    const int alive = copiers_alive();
+    inherited.reset();             // does not wait for threads that are not here
+#if !defined(__SANITIZE_THREAD__)  // which refuses to start threads in such a child
     Host own("1MiB?copiers=2");
-    const int started = wait_for_copiers(2) ? 0 : 10;
-    _exit(inherited + started);
+    if (!wait_for_copiers(2)) _exit(10);
+#endif
+    _exit(alive);
   }
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
+  CHECK(wait_for_copiers(5));
   Dma buffer(h->c, 1 << 20), lists(h->c, 65536);
   CHECK(h->run(1, h->transfer(nvme::Opcode::read, 1, 0, 256, buffer, 0, 1 << 20, &lists)).status == 0);
 }
