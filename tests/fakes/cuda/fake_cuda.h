@@ -48,7 +48,7 @@ const char* fake_cuda_misuse_text(void);
 int fake_cuda_peek(void* to, uint64_t device, size_t size);
 int fake_cuda_poke(uint64_t device, const void* from, size_t size);
 
-/* Ends every wait for a word that streams are in now, as if the word had come: for a test that has failed. */
+/* Ends every wait for a word that was enqueued until now, as if the word had come: for a test that has failed. */
 void fake_cuda_release_waits(void);
 
 /* Traits, faults and counts as they were when the library was loaded. What is live stays. */
