@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fake CUDA driver itself, but for what stalls (fake_cuda_hazards.cpp): others' tests are worth what this is.
-#include <fcntl.h>
-#include <signal.h>
+// What the fake CUDA driver does: memory, streams, events, kernels. What it refuses is in fake_cuda_refusals.cpp, what
+// stalls in fake_cuda_hazards.cpp. Others' tests are worth what these hold.
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "fake_cuda_host.hpp"
@@ -21,31 +16,8 @@ namespace {
 
 constexpr std::size_t mib = 1 << 20;
 
-template <class T>
-T attribute(int which, CUdeviceptr address) {
-  T value{};
-  CHECK(cuPointerGetAttribute(&value, which, address) == CUDA_SUCCESS);
-  return value;
-}
-
 std::uint8_t pattern(std::uint64_t i, std::uint64_t seed) {
-  return static_cast<std::uint8_t>((seed + i * 2654435761 >> 16) & 0xff);
-}
-
-/// How a child ended that runs `what`: the signal, or 1000 and its status.
-template <class What>
-int in_child(What&& what) {
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    // Not the handlers of the test runner or of a sanitizer, which would write a report.
-    ::signal(SIGSEGV, SIG_DFL);
-    ::signal(SIGBUS, SIG_DFL);
-    ::_exit(what());
-  }
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  return WIFSIGNALED(status) ? WTERMSIG(status) : 1000 + WEXITSTATUS(status);
+  return static_cast<std::uint8_t>(((seed + i * 2654435761) >> 16) & 0xff);
 }
 
 }  // namespace

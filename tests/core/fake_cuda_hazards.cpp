@@ -65,7 +65,7 @@ struct Case {
   Outcome outcome;
 };
 
-const Case copies[] = {{1, 8, Outcome::ends},  {16, 8, Outcome::never}, {16, 32, Outcome::ends},
+const Case copies[] = {{1, 8, Outcome::ends},    {16, 8, Outcome::never}, {16, 32, Outcome::ends},
                        {40, 32, Outcome::never}, {1, 1, Outcome::never},  {7, 8, Outcome::ends}};
 
 }  // namespace
@@ -178,7 +178,8 @@ TEST_CASE("fake cuda: a host function runs while all connections are held") {
   Held held(gpu, 16, false);
   expect(gpu, held, Outcome::ends, [&] {
     std::atomic<bool> ran{false};
-    cuLaunchHostFunc(other, [](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &ran);
+    cuLaunchHostFunc(
+        other, [](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &ran);
     cuStreamSynchronize(other);
     CHECK(ran);
   });
@@ -239,7 +240,8 @@ TEST_CASE("fake cuda: host functions of all streams run one after another") {
   const auto other = gpu.stream();
   Held held(gpu, 1, true);
   expect(gpu, held, Outcome::never, [&] {
-    cuLaunchHostFunc(other, [](void*) {}, nullptr);
+    cuLaunchHostFunc(
+        other, [](void*) {}, nullptr);
     cuStreamSynchronize(other);
   });
 }

@@ -5,6 +5,9 @@
 #pragma once
 
 #include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -131,5 +134,28 @@ class Attempt {
   std::atomic<bool> over_{false};
   std::thread thread_;
 };
+
+template <class T>
+T attribute(int which, CUdeviceptr address) {
+  T value{};
+  CHECK(cuPointerGetAttribute(&value, which, address) == CUDA_SUCCESS);
+  return value;
+}
+
+/// How a child ended that runs `what`: the signal, or 1000 and its status.
+template <class What>
+int in_child(What&& what) {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    // Not the handlers of the test runner or of a sanitizer, which would write a report.
+    ::signal(SIGSEGV, SIG_DFL);
+    ::signal(SIGBUS, SIG_DFL);
+    ::_exit(what());
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 1000 + WEXITSTATUS(status);
+}
 
 }  // namespace fake_cuda_test
