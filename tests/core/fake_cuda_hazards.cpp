@@ -138,22 +138,24 @@ TEST_CASE("fake cuda: allocating and freeing, also of pinned memory, waits for s
 
 TEST_CASE("fake cuda: a synchronous copy and a kernel on the legacy stream stall when all connections are held") {
   for (const int waiting : {1, 16}) {
-    Gpu gpu;
-    const auto target = gpu.allocate(size);
-    const auto fill = gpu.kernel("ugds_fill");
-    OK(gpu.launch(fill, nullptr, target, size, 1));
-    OK(cuStreamSynchronize(nullptr));
-    const Outcome outcome = waiting == 1 ? Outcome::ends : Outcome::never;
-    {
+    for (const bool is_copy : {false, true}) {
+      CAPTURE(waiting);
+      CAPTURE(is_copy);
+      Gpu gpu;
+      const auto target = gpu.allocate(size);
+      const auto fill = gpu.kernel("ugds_fill");
+      OK(gpu.launch(fill, nullptr, target, size, 1));
+      OK(cuStreamSynchronize(nullptr));
       Held held(gpu, waiting, false);
-      expect(gpu, held, outcome, [&] { cuMemcpyHtoD_v2(target, "abc", 3); });
+      expect(gpu, held, waiting == 1 ? Outcome::ends : Outcome::never, [&] {
+        if (is_copy) {
+          cuMemcpyHtoD_v2(target, "abc", 3);
+        } else {
+          gpu.launch(fill, nullptr, target, size, 1);
+          cuStreamSynchronize(nullptr);
+        }
+      });
     }
-    for (int i = 0; i < waiting; i++) gpu.value(i) = 0;
-    Held held(gpu, waiting, false);
-    expect(gpu, held, outcome, [&] {
-      gpu.launch(fill, nullptr, target, size, 1);
-      cuStreamSynchronize(nullptr);
-    });
   }
 }
 
