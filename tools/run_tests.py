@@ -92,7 +92,7 @@ def checks() -> Counts:
 
 
 def build(folder: Path, sanitize: str = "", target: str = "all") -> None:
-    """Configures and builds the C++ and C tests, or one target of theirs. Raises SetupError with the compiler's words."""
+    """Configures and builds the C++ and C tests, or one target. Raises SetupError with the compiler's words."""
     configure = ["cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", "-DUGDS_TESTS=ON", f"-DUGDS_SANITIZE={sanitize}"]
     log = folder.with_suffix(".log")
     os.environ["PATH"] = environment()["PATH"]
