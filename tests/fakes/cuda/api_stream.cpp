@@ -2,6 +2,7 @@
 //
 // The driver's functions for streams, the words that they write and wait for, host functions and captures.
 #include <atomic>
+#include <cstddef>
 #include <span>
 
 #include "calls.hpp"
@@ -10,6 +11,13 @@
 #include "memory.hpp"
 
 using namespace fake_cuda;
+
+// As in the driver's own header.
+static_assert(sizeof(CUstreamBatchMemOpParams) == 48);
+static_assert(offsetof(CUstreamBatchMemOpParams, word.address) == 8);
+static_assert(offsetof(CUstreamBatchMemOpParams, word.value64) == 16);
+static_assert(offsetof(CUstreamBatchMemOpParams, word.flags) == 24);
+static_assert(offsetof(CUstreamBatchMemOpParams, word.alias) == 32);
 
 namespace {
 

@@ -48,8 +48,11 @@ const char* fake_cuda_misuse_text(void);
 int fake_cuda_peek(void* to, uint64_t device, size_t size);
 int fake_cuda_poke(uint64_t device, const void* from, size_t size);
 
-/* Ends every wait for a word that streams are in now, as if the word had come: for a test that has failed. */
+/* Ends every wait for a word that was enqueued until now, as if the word had come: for a test that has failed. */
 void fake_cuda_release_waits(void);
+
+/* The library's own file: what UGDS_CUDA_LIBRARY is set to by a program that is linked with it. */
+const char* fake_cuda_path(void);
 
 /* Traits, faults and counts as they were when the library was loaded. What is live stays. */
 void fake_cuda_reset(void);

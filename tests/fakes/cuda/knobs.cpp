@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <dlfcn.h>
+
 #include <cmath>
 #include <cstring>
 
@@ -74,9 +76,6 @@ constexpr Living living[] = {
     {"calling", [] { return std::uint64_t{over_gpus(&Gate::calling)}; }},
 };
 
-/// The test's own copies, past streams: memory that a device would reach by DMA.
-std::byte* reach_device(std::uint64_t address, std::size_t size) { return memory().reach(address, size); }
-
 }  // namespace
 
 FAKE_EXPORT int fake_cuda_set(const char* name, double value) {
@@ -123,20 +122,25 @@ FAKE_EXPORT uint64_t fake_cuda_misuse(void) { return misuse_count(); }
 FAKE_EXPORT const char* fake_cuda_misuse_text(void) { return misuse_text(); }
 
 FAKE_EXPORT int fake_cuda_peek(void* to, uint64_t device, size_t size) {
-  const std::byte* from = reach_device(device, size);
+  const std::byte* from = memory().reach(device, size);
   if (from == nullptr) return -1;
   std::memcpy(to, from, size);
   return 0;
 }
 
 FAKE_EXPORT int fake_cuda_poke(uint64_t device, const void* from, size_t size) {
-  std::byte* to = reach_device(device, size);
+  std::byte* to = memory().reach(device, size);
   if (to == nullptr) return -1;
   std::memcpy(to, from, size);
   return 0;
 }
 
 FAKE_EXPORT void fake_cuda_release_waits(void) { release_waits(); }
+
+FAKE_EXPORT const char* fake_cuda_path(void) {
+  Dl_info found{};
+  return ::dladdr(reinterpret_cast<void*>(&fake_cuda_path), &found) == 0 ? "" : found.dli_fname;
+}
 
 FAKE_EXPORT void fake_cuda_reset(void) {
   settings().defaults();

@@ -16,7 +16,7 @@ namespace fake_cuda {
 namespace {
 
 std::atomic<std::uint64_t> tickets{0};
-std::atomic<std::uint64_t> releases{0};
+std::atomic<std::uint64_t> released{0};  ///< waits up to this ticket end at once
 
 /// Short sleeps are meant: by default the kernel makes 50 us more of each.
 void sleep_exactly() { ::prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); }
@@ -234,9 +234,8 @@ void Stream::wait_word(const Task& task) {
     return task.word.is_64 ? holds<std::uint64_t>(at, task.word.value, task.word.flags)
                            : holds<std::uint32_t>(at, task.word.value, task.word.flags);
   };
-  const std::uint64_t released = releases.load();
   std::chrono::microseconds nap(5);
-  while (at != nullptr && !satisfied() && !cancelled_ && releases.load() == released) {
+  while (at != nullptr && !satisfied() && !cancelled_ && released.load() < task.ticket) {
     std::this_thread::sleep_for(nap);
     nap = std::min(nap + nap / 4, std::chrono::microseconds(50));
   }
@@ -245,6 +244,6 @@ void Stream::wait_word(const Task& task) {
 
 void call_host_function(const std::function<void()>& function) { immortal<HostThread>().run(function); }
 
-void release_waits() { releases++; }
+void release_waits() { released = tickets.load(); }
 
 }  // namespace fake_cuda
