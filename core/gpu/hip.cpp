@@ -100,6 +100,7 @@ bool HipRuntime::choose_devices(std::string& why) {
 }
 
 HipRuntime::~HipRuntime() {
+  for (const Word& word : spare_words_) static_cast<void>(api_.free(pointer(word.device)));
   for (std::size_t i = 0; i < idle_.size(); ++i) {
     for (StreamHandle stream : idle_[i]->streams) {
       if (stream != nullptr) destroy_stream(Place{static_cast<int>(i), nullptr}, stream);
@@ -202,24 +203,39 @@ void HipRuntime::unpin(void* address) noexcept {
 
 Word HipRuntime::make_word() {
   Scope scope(api_, devices_.front());
-  void* memory = nullptr;
+  if (scope.code() != hip_api::kSuccess) refuse(scope.code(), "make a word", "hipSetDevice");
+  std::lock_guard guard(words_lock_);
+  Word word;
+  if (!spare_words_.empty()) {
+    word = spare_words_.back();
+    spare_words_.pop_back();
+  } else {
+    word = allocate_word();
+  }
+  word.host->store(0, std::memory_order_release);
+  return word;
+}
+
+Word HipRuntime::allocate_word() {
   if (api_.malloc_with_flags == nullptr) {
     fail(EOPNOTSUPP, "make a word", driver() + " has no hipExtMallocWithFlags", "install a newer ROCm");
   }
+  spare_words_.reserve(words_ + 1);  // room for each of them to come back
+  void* memory = nullptr;
   // The value of an HSA signal, and such a signal has its cache line to itself.
   if (const int code = api_.malloc_with_flags(&memory, sizeof(std::uint64_t), hip_api::kSignalMemory);
       code != hip_api::kSuccess) {
     refuse(code, "make a word", "hipExtMallocWithFlags");
   }
-  Word word{static_cast<std::atomic<std::uint64_t>*>(memory), reinterpret_cast<Address>(memory)};
-  word.host->store(0, std::memory_order_release);
-  return word;
+  ++words_;
+  return {static_cast<std::atomic<std::uint64_t>*>(memory), reinterpret_cast<Address>(memory)};
 }
 
 void HipRuntime::free_word(const Word& word) noexcept {
   if (word.host == nullptr) return;
-  Scope scope(api_);
-  static_cast<void>(api_.free(pointer(word.device)));
+  // hipFree would wait until all streams of the GPU are done, those that wait for other words too.
+  std::lock_guard guard(words_lock_);
+  spare_words_.push_back(word);
 }
 
 // --- Streams: set-up

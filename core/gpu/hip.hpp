@@ -51,8 +51,10 @@ class HipRuntime final : public Runtime {
   Export export_range(const Place& place, Address address, std::uint64_t size, bool pcie);
 
   Address pin(void* address, std::uint64_t size) override;
+  /// Waits until all streams of the GPU are done: not to be called while one waits for a word.
   void unpin(void* address) noexcept override;
   Word make_word() override;
+  /// Keeps it for the next that is made; no stream is waited for.
   void free_word(const Word& word) noexcept override;
 
   Place place_of(int device) override;
@@ -97,6 +99,7 @@ class HipRuntime final : public Runtime {
   int call_range_export(Address address, std::uint64_t size, bool pcie, int& number, std::string& words) const;
   std::uint64_t owner_of(Address address) const noexcept;
   std::string why_not_on(const Place& place, Address address, std::uint64_t owner) const;
+  Word allocate_word();
   StreamHandle take_stream(int device, int& code) noexcept;
   void give_stream(int device, StreamHandle stream) noexcept;
   template <class Enqueue>
@@ -106,6 +109,9 @@ class HipRuntime final : public Runtime {
   int version_ = 0;
   std::vector<int> devices_;                          ///< that may be used, ascending
   std::vector<std::unique_ptr<IdleStreams>> idle_{};  ///< by number
+  std::mutex words_lock_;
+  std::vector<Word> spare_words_;
+  std::size_t words_ = 0;  ///< that were allocated
 };
 
 }  // namespace ugds::gpu

@@ -215,20 +215,41 @@ TEST_CASE("hip: pinned memory has the address that kernels use, and can be pinne
   CHECK(hip.fake.live_pins() == 0);
 }
 
-TEST_CASE("hip: a word is 0 at first, on a line of its own, and streams of every GPU reach it") {
+TEST_CASE("hip: a word is 0 at first, on a line of its own, and kept for the next one made") {
+  const int before = fake_hip_library().live_allocations();
+  {
+    Hip hip;
+    const Word a = hip.runtime->make_word(), b = hip.runtime->make_word();
+    CHECK(a.host->load() == 0);
+    CHECK(reinterpret_cast<Address>(a.host) == a.device);
+    CHECK(a.device / 64 != b.device / 64);
+    CHECK(hip.fake.live_allocations() == before + 2);
+    hip.runtime->free_word(Word{});
+    b.host->store(5);
+    hip.runtime->free_word(b);
+    const Word again = hip.runtime->make_word();
+    CHECK(again.device == b.device);
+    CHECK(again.host->load() == 0);
+    CHECK(hip.fake.calls("hipExtMallocWithFlags") == 2);
+    hip.fake.fail("hipExtMallocWithFlags", 1, 2);
+    CHECK(error_of([&] { hip.runtime->make_word(); }).code == ENOMEM);
+    hip.runtime->free_word(a);
+    hip.runtime->free_word(again);
+  }
+  CHECK(fake_hip_library().live_allocations() == before);
+}
+
+TEST_CASE("hip: a word is given back while a stream waits for another") {
   Hip hip;
-  const int before = hip.fake.live_allocations();
-  const Word a = hip.runtime->make_word(), b = hip.runtime->make_word();
-  CHECK(a.host->load() == 0);
-  CHECK(reinterpret_cast<Address>(a.host) == a.device);
-  CHECK(a.device / 64 != b.device / 64);
-  CHECK(hip.fake.live_allocations() == before + 2);
-  hip.runtime->free_word(a);
-  hip.runtime->free_word(b);
-  hip.runtime->free_word(Word{});
-  CHECK(hip.fake.live_allocations() == before);
-  hip.fake.fail("hipExtMallocWithFlags", 1, 2);
-  CHECK(error_of([&] { hip.runtime->make_word(); }).code == ENOMEM);
+  const Word waited = hip.runtime->make_word(), other = hip.runtime->make_word();
+  const StreamHandle stream = hip.runtime->make_stream(hip.place);
+  const WordOp wait[] = {{WordOp::Kind::wait, waited.device, 1}};
+  CHECK(hip.runtime->enqueue_words(hip.place, stream, wait) == 0);
+  hip.runtime->free_word(other);  // hipFree would never return
+  CHECK(hip.fake.calls("hipFree") == 0);
+  waited.host->store(1, std::memory_order_release);
+  hip.runtime->destroy_stream(hip.place, stream);
+  hip.runtime->free_word(waited);
 }
 
 // --- Streams

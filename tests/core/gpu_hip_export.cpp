@@ -133,6 +133,7 @@ TEST_CASE("hip export: without HSA's function, HIP's own does for whole allocati
   CHECK(fake.calls("hipMemGetHandleForAddressRange") == 2);
   CHECK(holds(refusal(*runtime, memory.address + kMiB, kMiB), "whole allocations alone"));
   CHECK(holds(refusal(*runtime, memory.address, kMiB), "whole allocations alone"));
+  CHECK(holds(refusal(*runtime, memory.address + kMiB, 2 * kMiB), "whole allocations alone"));
   fake.fail("hipMemGetAddressRange", 1, 1);
   CHECK(holds(refusal(*runtime, memory.address, 2 * kMiB), "hipMemGetAddressRange failed"));
   fake.fail("hipMemGetHandleForAddressRange", 1, 801);

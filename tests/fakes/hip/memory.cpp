@@ -3,6 +3,7 @@
 // HIP's functions for devices and memory.
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "state.hpp"
 
@@ -19,6 +20,19 @@ struct Attributes {
 };
 /// Where kernels find pinned memory: elsewhere than the processor does.
 constexpr std::uintptr_t kPinnedAt = std::uintptr_t{1} << 48;
+
+/// What HIP does before memory is given back: it waits for whatever the GPU's streams were told.
+void drain_all(int device) {
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    std::lock_guard guard(state().lock);
+    for (const auto& [handle, stream] : state().streams) streams.push_back(stream);
+    for (const auto& [number, stream] : state().null_streams) streams.push_back(stream);
+  }
+  for (const auto& stream : streams) {
+    if (stream->device == device) stream->drain();
+  }
+}
 }  // namespace
 
 FAKE_API int hipInit(unsigned flags) {
@@ -141,6 +155,7 @@ FAKE_API int hipHostRegister(void* address, std::size_t size, unsigned flags) {
 }
 FAKE_API int hipHostUnregister(void* address) {
   return call("hipHostUnregister", [&] {
+    drain_all(caller().device);
     std::lock_guard guard(state().lock);
     return state().pins.erase(reinterpret_cast<std::uintptr_t>(address)) == 1 ? kSuccess : kNotRegistered;
   });
@@ -156,12 +171,15 @@ FAKE_API int hipHostGetDevicePointer(void** device, void* address, unsigned flag
 }
 FAKE_API int hipFree(void* address) {
   return call("hipFree", [&] {
-    std::shared_ptr<Allocation> freed;  // unmapped without the lock
-    std::lock_guard guard(state().lock);
-    const auto found = state().memory.find(reinterpret_cast<std::uintptr_t>(address));
-    if (found == state().memory.end()) return kInvalidValue;
-    freed = found->second;
-    state().memory.erase(found);
+    int device = 0;
+    {
+      std::lock_guard guard(state().lock);
+      const auto found = state().memory.find(reinterpret_cast<std::uintptr_t>(address));
+      if (found == state().memory.end()) return kInvalidValue;
+      device = found->second->device;
+    }
+    drain_all(device);
+    fake_hip()->free(address);
     return kSuccess;
   });
 }
