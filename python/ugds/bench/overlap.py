@@ -61,7 +61,9 @@ def figures_of(found: dict[str, list[float]]) -> Figures:
 
 
 def _as_long_as_a_write(bench: Bench) -> int:
-    """Nanoseconds of a synchronous write."""
+    """Nanoseconds of a synchronous write, once the device and its threads are warm."""
+    for _ in range(CALIBRATIONS):
+        bench.device.write(bench.buffer, 0, SIZE)
     taken = [seconds(lambda: bench.device.write(bench.buffer, 0, SIZE)) for _ in range(CALIBRATIONS)]
     return int(statistics.median(taken) * 1e9)
 
