@@ -13,7 +13,7 @@ import ugds
 from ugds.bench import cuda
 
 MILLISECOND = 1_000_000
-KEPT: list[object] = []
+KEPT: list[cuda.Stream] = []
 
 
 def pending(route: str) -> None:
@@ -40,10 +40,8 @@ def main(what: str, route: str) -> None:
     if what != "exit":
         gc.collect()
     if what in ("objects", "thread"):
-        stream = KEPT[0]
-        assert isinstance(stream, cuda.Stream)
-        ugds.synchronize(stream.handle)
-        stream.synchronize()
+        ugds.synchronize(KEPT[0].handle)
+        KEPT[0].synchronize()
     if what == "device":
         ugds._core.close_all()
     print("ended", flush=True)
