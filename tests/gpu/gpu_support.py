@@ -34,18 +34,24 @@ _MASK = (1 << 64) - 1
 # --- Contents: for each kind, an endless row of bytes. A part of it can be written, compared and computed alone. -----
 
 
-def _tiles(start: int, end: int, kind: int) -> Iterator[tuple[int, int, int]]:
-    """(position, bytes, seed) of the pieces that [start, end) is made of."""
+def _tiles(start: int, end: int, kind: int) -> Iterator[tuple[int, int, int, int]]:
+    """(position, bytes, position in its tile, what is added to the tile's bytes) of the pieces of [start, end)."""
     while start < end:
         tile, inside = divmod(start, _TILE)
         size = min(end - start, _TILE - inside)
-        yield start, size, ((kind + 37 * tile & 0xFF) << 16) + inside * _STEP & _MASK
+        yield start, size, inside, kind + 37 * tile & 0xFF
         start += size
+
+
+def _seeds(start: int, end: int, kind: int) -> Iterator[tuple[int, int, int]]:
+    """(position, bytes, the kernels' seed) of the same."""
+    for at, size, inside, added in _tiles(start, end, kind):
+        yield at, size, (added << 16) + inside * _STEP & _MASK
 
 
 def fill(gpu: cuda.Gpu, address: int, start: int, end: int, kind: int, stream: cuda.Stream | None = None) -> None:
     """Writes bytes [start, end) of the row to GPU memory at `address`."""
-    for at, size, seed in _tiles(start, end, kind):
+    for at, size, seed in _seeds(start, end, kind):
         gpu.fill(address + at - start, size, seed, stream)
 
 
@@ -53,9 +59,12 @@ def wrong(gpu: cuda.Gpu, address: int, start: int, end: int, kind: int, stream: 
     """How many bytes at `address` are not [start, end) of the row, as the GPU finds."""
     result = _counter(gpu)
     gpu.clear(result.address, 8, stream)
-    for at, size, seed in _tiles(start, end, kind):
+    for at, size, seed in _seeds(start, end, kind):
         gpu.check(address + at - start, size, seed, result.address, stream)
-    gpu.synchronize()
+    if stream is None:
+        gpu.synchronize()
+    else:
+        stream.synchronize()
     return int(gpu.read(result.address, 8).view(np.uint64)[0])
 
 
@@ -64,8 +73,14 @@ def _counter(gpu: cuda.Gpu) -> cuda.Memory:
     return gpu.memory(8)
 
 
+@functools.cache
+def _whole_tile() -> NDArray[np.uint8]:
+    return cuda.pattern(_TILE, 0)
+
+
 def expected(start: int, end: int, kind: int) -> NDArray[np.uint8]:
-    parts = [cuda.pattern(size, seed) for _, size, seed in _tiles(start, end, kind)]
+    whole = _whole_tile()
+    parts = [whole[inside : inside + size] + np.uint8(added) for _, size, inside, added in _tiles(start, end, kind)]
     return np.concatenate(parts) if parts else np.empty(0, np.uint8)
 
 
