@@ -107,6 +107,7 @@ def test_chosen_at_random_ranges_are_right_as_well(
             right(ssd, place, WAYS[way], stream, Move(chosen.choice(DIRECTIONS), offset, size, at))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("way", ["sync", "stream"])
 def test_the_largest_requests_are_right(

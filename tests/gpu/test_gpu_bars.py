@@ -13,7 +13,7 @@ import pytest
 from gpu_support import FAKE
 from ugds.bench.bars import BARS
 
-pytestmark = pytest.mark.skipif(FAKE, reason="speed needs a GPU")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(FAKE, reason="speed needs a GPU")]
 
 
 def figures(*command: str) -> list[dict[str, float]]:

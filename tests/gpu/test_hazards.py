@@ -48,6 +48,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[dict[Case, Future[str]]]
         yield {case: pool.submit(run, case) for case in CASES if case in wanted}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_staged_requests_end_beside(running: dict[Case, Future[str]], case: Case) -> None:
     assert "every byte arrived" in running[case].result()

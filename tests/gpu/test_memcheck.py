@@ -13,6 +13,7 @@ from gpu_support import FAKE, run_alone
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FAKE, reason="there is no GPU to check")
 @pytest.mark.parametrize("binding", ["fixed", "late"])
 def test_memcheck_finds_nothing(binding: str) -> None:

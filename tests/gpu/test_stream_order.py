@@ -34,6 +34,7 @@ def delays(seed: int) -> Callable[[], int]:
     return lambda: chosen.choice([0, 0, 0, chosen.randrange(30_000), chosen.randrange(100_000)])
 
 
+@pytest.mark.slow
 def test_a_kernel_behind_a_write_never_changes_what_is_written(gpu: cuda.Gpu, ssd: Any, route: str) -> None:
     delay, deadline = delays(1), time.monotonic() + SECONDS
     with (
@@ -60,6 +61,7 @@ def test_a_kernel_behind_a_write_never_changes_what_is_written(gpu: cuda.Gpu, ss
             assert time.monotonic() < deadline, f"{first} requests took all the time there is"
 
 
+@pytest.mark.slow
 def test_a_kernel_behind_a_read_never_sees_what_was_there_before(gpu: cuda.Gpu, ssd: Any, route: str) -> None:
     delay, deadline = delays(2), time.monotonic() + SECONDS
     with ugds.empty(251 * BLOCK) as host:

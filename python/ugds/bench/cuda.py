@@ -126,7 +126,7 @@ def driver() -> Driver:
 
 
 @functools.cache
-def gpu(ordinal: int = 0) -> Gpu:
+def gpu(ordinal: int) -> Gpu:
     """The GPU of that number, one object for it in a process. Raises `ugds.Error` (ENODEV) where there is none."""
     return Gpu(driver(), ordinal)
 
