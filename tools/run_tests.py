@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import gpu_tests
 import workspace
 from workspace import ROOT, SetupError
 
@@ -194,6 +195,11 @@ def python(quick: bool) -> Counts:
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(["-m", "not slow"] if quick else [])]
     fakes = environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"))
     status = subprocess.run(command, cwd=ROOT, env=fakes, stdin=subprocess.DEVNULL).returncode
+    return reported(report, status)
+
+
+def reported(report: Path, status: int | None) -> Counts:
+    """What pytest wrote of itself."""
     if not report.exists():
         return FAILED
     suites = ElementTree.parse(report).getroot().iter("testsuite")
@@ -205,6 +211,20 @@ def python(quick: bool) -> Counts:
     if status != 0 and counts.failed == 0:
         counts += FAILED
     return counts
+
+
+def gpu(expression: str | None) -> Counts:
+    try:
+        gpu_tests.prepare()
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    report = BUILD / "gpu.xml"
+    report.unlink(missing_ok=True)
+    status = gpu_tests.run(report, expression)
+    if status is None:
+        show(f"  FAIL  the tests were stopped after {gpu_tests.MINUTES} minutes")
+    return reported(report, status)
 
 
 def soak(minutes: float) -> Counts:
@@ -260,12 +280,12 @@ def parse() -> argparse.Namespace:
     form.add_argument("--soak", type=float, metavar="MINUTES", help="random load with faults, for that long")
     form.add_argument("--faults", action="store_true", help="the fault campaign")
     form.add_argument("--vm", action="store_true", help="in a virtual machine, with the kernel's own drivers")
-    form.add_argument("--gpu", action="store_true", help="what needs a GPU")
-    parser.add_argument("-k", metavar="EXPRESSION", help="with --vm: only the tests of that name")
+    form.add_argument("--gpu", action="store_true", help="what needs a GPU, with the Python that there is")
+    parser.add_argument("-k", metavar="EXPRESSION", help="with --vm or --gpu: only the tests of that name")
     parser.add_argument("--boot", metavar="NAME", help="with --vm: only this virtual machine (tests/vm/boots.py)")
     arguments = parser.parse_args()
-    if (arguments.k or arguments.boot) and not arguments.vm:
-        parser.error("-k and --boot go with --vm")
+    if (arguments.k and not (arguments.vm or arguments.gpu)) or (arguments.boot and not arguments.vm):
+        parser.error("-k goes with --vm and --gpu, --boot with --vm")
     boots = re.findall(r'^    Boot\(\n? *"(\w+)"', (ROOT / "tests" / "vm" / "boots.py").read_text(), re.MULTILINE)
     if arguments.boot and arguments.boot not in boots:
         parser.error(f"there is no virtual machine {arguments.boot}; there are {', '.join(boots)}")
@@ -282,8 +302,10 @@ def main() -> int:
     elif arguments.vm:
         options = [f"{name}{value}" for name, value in (("-k=", arguments.k), ("--boot=", arguments.boot)) if value]
         stages = [("virtual machines", lambda: virtual_machines(options))]
-    elif name := next((n for n in ("faults", "gpu") if getattr(arguments, n)), None):
-        stages = [(name, lambda: absent(name))]
+    elif arguments.gpu:
+        stages = [("GPU", lambda: gpu(arguments.k))]
+    elif arguments.faults:
+        stages = [("faults", lambda: absent("faults"))]
     else:
         stages = [("checks", checks), ("C++ tests", cxx), ("Python tests", lambda: python(arguments.quick))]
         if not arguments.quick:

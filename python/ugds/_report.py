@@ -11,10 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, RenderableType
-from rich.table import Table
-
 from ugds._core import Error
+
+try:
+    from rich.console import Console, RenderableType
+    from rich.markup import escape
+    from rich.table import Table
+except ImportError:  # the same words, without colours and lines
+    from ugds._plain import Console, RenderableType, Table, escape  # type: ignore[assignment]
+
+__all__ = ["Console", "RenderableType", "Table", "escape"]  # from here, whichever they are
 
 #: What stands before the colon of a URI, where the transport's name is another.
 _TRANSPORTS = {"pci": "vfio", "posix": "file", "io_uring": "file"}
@@ -128,7 +134,8 @@ def records_tables(records: list[Record]) -> list[RenderableType]:
     its figures."""
     made: list[RenderableType] = []
     several = len({record.device for record in records}) > 1
-    for _, group in itertools.groupby(records, _kind):
+    compared = any(record.baseline for record in records)
+    for _, group in itertools.groupby(records, lambda record: _kind(record, compared)):
         rows = list(group)
         params = [name for name in rows[0].params if name != "baseline"]
         common = [name for name in params if all(row.params[name] == rows[0].params[name] for row in rows)]
@@ -144,9 +151,10 @@ def records_tables(records: list[Record]) -> list[RenderableType]:
     return made
 
 
-def _kind(record: Record) -> tuple[object, ...]:
-    """What the rows of one table share."""
-    return tuple(record.figures), tuple(name for name in record.params if name != "baseline")
+def _kind(record: Record, compared: bool) -> tuple[object, ...]:
+    """What the rows of one table share: also where their bytes went, which is told once, unless they are `compared`."""
+    went = () if compared else (record.memory, record.route)
+    return tuple(record.figures), tuple(name for name in record.params if name != "baseline"), went
 
 
 def _body(rows: list[Record], varied: list[str], names: Mapping[tuple[str, str | None], str]) -> Table:

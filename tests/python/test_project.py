@@ -16,9 +16,22 @@ import ugds._core
 ROOT = Path(__file__).resolve().parents[2]
 
 # Each layer may include itself, base, and the layers before it. base may include only itself.
-LAYERS = ["nvme", "vfio_user", "emulator", "serve", "device", "memory", "queue", "engine", "file", "capi", "simulation"]
+LAYERS = [
+    "gpu",
+    "nvme",
+    "vfio_user",
+    "emulator",
+    "serve",
+    "device",
+    "memory",
+    "queue",
+    "engine",
+    "file",
+    "capi",
+    "simulation",
+]
 # The emulator judges the engine, so it shares no code with it.
-NOT_FOR_THE_EMULATOR = {"vfio_user", "serve", "device", "memory", "queue", "engine", "file", "capi"}
+NOT_FOR_THE_EMULATOR = {"gpu", "vfio_user", "serve", "device", "memory", "queue", "engine", "file", "capi"}
 
 
 def tracked() -> list[Path]:

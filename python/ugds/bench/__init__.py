@@ -12,6 +12,8 @@ from ugds._report import CommandError, Record
 
 
 def _sync(arguments: argparse.Namespace) -> list[Record]:
+    if arguments.gpu is not None or arguments.route is not None:
+        return _gpu_sync(arguments)
     from ugds.bench import load, sync, targets
     from ugds.bench.figures import SYNC
 
@@ -21,9 +23,59 @@ def _sync(arguments: argparse.Namespace) -> list[Record]:
     numbers = arguments.threads or (figure and _list(figure.threads)) or "1,4"
     threads = load.parse_numbers(numbers, "--threads", load.MOST_THREADS)
     processes = _processes(arguments, figure.processes if figure else None)
-    with targets.entered(arguments.device, arguments.baseline, arguments.overwrite) as measured:
+    device = arguments.device or "emulated:1GiB"
+    with targets.entered(device, arguments.baseline, arguments.overwrite) as measured:
         modes = (arguments.mode,) if arguments.mode else modes
         return sync.measure(measured, modes, sizes, threads, arguments.seconds, processes)
+
+
+def _gpu_sync(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import gpu_sync, load
+
+    for name in ("figure", "threads", "processes", "baseline"):
+        if getattr(arguments, name):
+            raise CommandError(f"--{name} goes with host memory, and not with --gpu or --route", status=2)
+    if arguments.mode == "mixed":
+        raise CommandError("--mode mixed goes with host memory, and not with --gpu or --route", status=2)
+    modes = (arguments.mode,) if arguments.mode else ("read", "write")
+    sizes = load.parse_sizes(arguments.sizes or _list(gpu_sync.SIZES))
+    a = arguments
+    return gpu_sync.measure(a.device, a.gpu or 0, a.route, modes, sizes, a.rounds, a.overwrite)
+
+
+def _stream(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import load, stream
+
+    a = arguments
+    if a.figure == 16 and a.sizes:
+        raise CommandError("--sizes goes with --figure 12: figure 16 is of one size", status=2)
+    sizes = None if a.sizes is None else load.parse_sizes(a.sizes)
+    if sizes and max(sizes) > stream.LARGE:
+        raise CommandError("--sizes: 16MiB is the largest that is measured", status=2)
+    return stream.measure(a.device, a.gpu, a.route, a.figure, sizes, a.rounds, a.overwrite)
+
+
+def _overlap(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import overlap
+
+    a = arguments
+    return overlap.measure(a.device, a.gpu, a.route, a.rounds, a.overwrite)
+
+
+def _register(arguments: argparse.Namespace) -> list[Record]:
+    from ugds import sizes as units
+    from ugds.bench import register
+
+    a, sizes = arguments, list(register.SIZES)
+    if a.sizes:
+        try:
+            sizes = [units.parse(part) for part in a.sizes.split(",")]
+        except ValueError as error:
+            raise CommandError(f"--sizes: {error}", status=2) from None
+        for size in sizes:
+            if not register.SMALLEST <= size <= register.LARGEST or size % register.SMALLEST:
+                raise CommandError(f"--sizes: {size} is not a multiple of 64KiB from 64KiB to 4GiB", status=2)
+    return register.measure(a.device, a.gpu, a.route, sizes, a.rounds)
 
 
 def _mixed(arguments: argparse.Namespace) -> list[Record]:
@@ -117,4 +169,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "replay": _replay,
     "fairness": _fairness,
     "modes": _modes,
+    "stream": _stream,
+    "overlap": _overlap,
+    "register": _register,
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ugds import _report, sizes
-from ugds.bench.figures import BATCH, COMPLETION, SETUP, SETUP_PROCESSES, SYNC
+from ugds.bench.figures import BATCH, COMPLETION, OVERLAP, SETUP, SETUP_PROCESSES, STREAM, SYNC
 
 MakeCommand = Callable[..., argparse.ArgumentParser]
 
@@ -34,6 +34,12 @@ def size(text: str) -> int:
 def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
+    return int(text)
+
+
+def whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f'"{text}" is not a number of a GPU, such as 0')
     return int(text)
 
 
@@ -119,6 +125,7 @@ def add_commands(command: MakeCommand) -> None:
     _others(command)
     _replay(command)
     _scheduling(command)
+    _gpu(command)
     made = command(
         "report",
         report,
@@ -149,7 +156,10 @@ def _sync(command: MakeCommand) -> None:
         "ratio_to_memcpy is the throughput of 1 MiB reads over that of memcpy of as many bytes between two buffers of\n"
         "this process, in turn: at 1, a read of the emulated device costs no more than the copy that it makes.\n\n"
         "--figure N takes the parameters of a figure of the uGDS paper: 4 (read bandwidth), 5 (write bandwidth), 6\n"
-        "(latencies of both), 7 (writes of 64 threads). Options beside it narrow it.\n\n" + BASELINES,
+        "(latencies of both), 7 (writes of 64 threads). Options beside it narrow it.\n\n"
+        "--gpu N measures 1, 4 and 16 MiB reads and writes between the device and that GPU's memory instead, against\n"
+        "the same device with host memory and against the machine's own copies between pinned memory and the GPU:\n"
+        "staged_share is the share of the smaller of the two.\n\n" + BASELINES,
     )
     made.add_argument(
         "--figure", type=int, choices=tuple(SYNC), metavar="N", help="4 to 7: the parameters of that figure"
@@ -157,7 +167,9 @@ def _sync(command: MakeCommand) -> None:
     made.add_argument("--sizes", metavar="SIZE,…", help="4KiB to 64MiB (4KiB,64KiB,1MiB,16MiB)")
     made.add_argument("--threads", metavar="N,…", help="1 to 64 (1,4)")
     made.add_argument("--mode", choices=("read", "write", "mixed"), help="read is the default")
+    _gpu_options(made, default=None)
     _load_options(made)
+    made.set_defaults(device=None)
 
 
 def _mixed(command: MakeCommand) -> None:
@@ -311,6 +323,64 @@ def _scheduling(command: MakeCommand) -> None:
     )
     modes.add_argument("--device", metavar="URI", default=None, help="an emulated device to simulate, instead of two")
     _json_option(modes)
+
+
+def _gpu(command: MakeCommand) -> None:
+    stream = command(
+        "stream",
+        run,
+        "reads in the order of a GPU's stream, against synchronous ones into the same memory (needs a GPU)",
+        "examples:\n"
+        "  ugds bench stream\n"
+        "  ugds bench stream --route staged --json | grep stream_sync_extra_us\n"
+        "  ugds bench stream --figure 12\n\n"
+        "stream_sync_extra_us is the time of a 4 KiB read on a stream and its synchronisation, less a synchronous "
+        "call's;\nstream_share_of_sync_16mib the throughput of one stream that is kept supplied over that of "
+        "synchronous calls;\nsubmission_share_16mib the part of the time that the caller spends in submitting calls, "
+        "64 reads of 16 MiB in flight.\n\n"
+        "--figure N takes the parameters of a figure of the uGDS paper: 12 (reads of 4 KiB to 1 MiB, each followed by\n"
+        "a synchronisation of the stream; --sizes narrows it), 16 (16 MiB reads: synchronous, on one stream, on 16).",
+    )
+    stream.add_argument("--figure", type=int, choices=tuple(STREAM), metavar="N", help="12 or 16")
+    stream.add_argument("--sizes", metavar="SIZE,…", help="each read followed by a synchronisation (4KiB to 16MiB)")
+    overlap = command(
+        "overlap",
+        run,
+        "writes on a GPU's stream beside kernels that take as long (needs a GPU)",
+        "examples:\n  ugds bench overlap\n  ugds bench overlap --json | grep pipelined_ratio_to_ideal\n\n"
+        "Sixteen 1 MiB writes, a kernel before each: one after another (sequential_ms), each write beside the next "
+        "kernel\nand both waited for (overlap_ms), and all enqueued at once (pipelined_ms). ideal_ms is the time of "
+        "17 stages.",
+    )
+    overlap.add_argument(
+        "--figure", type=int, choices=(OVERLAP,), metavar="N", help=f"{OVERLAP}: the defaults are that figure's"
+    )
+    register = command(
+        "register",
+        run,
+        "what registering memory takes, and closing it: of the host, and of a GPU by both routes (needs a GPU)",
+        "examples:\n  ugds bench register\n  ugds bench register --sizes 64KiB,1GiB --json\n\n"
+        "Sizes for which there is no memory to spare are left out.",
+    )
+    register.add_argument("--sizes", metavar="SIZE,…", help="64KiB to 4GiB (64KiB,1MiB,16MiB,256MiB,1GiB,4GiB)")
+    for made in (stream, overlap, register):
+        _gpu_options(made, default=0)
+        made.add_argument(
+            "--device", metavar="URI", help="an emulated device of 5.5 GiB/s and 10 us of latency is the default"
+        )
+        _json_option(made)
+        if made is not register:
+            made.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
+            _trace_option(made)
+
+
+def _gpu_options(parser: argparse.ArgumentParser, default: int | None) -> None:
+    first = "" if default is None else f" ({default})"
+    parser.add_argument("--gpu", type=whole, default=default, metavar="N", help=f"the GPU whose memory is used{first}")
+    parser.add_argument(
+        "--route", choices=("direct", "staged"), help="demand that route (what a registration of the memory takes)"
+    )
+    parser.add_argument("--rounds", type=positive, default=9, help="of GPU memory: figures are medians (%(default)s)")
 
 
 BASELINES = """\

@@ -39,6 +39,15 @@ BARS: dict[str, Bar] = {
     "priority_write_share": Bar(0.1, at_most=False),
     "adaptive_latency_ratio": Bar(1.1),
     "adaptive_cpu_ratio": Bar(1.1),
+    # On a machine with a GPU, of a device with a bandwidth.
+    "stream_sync_extra_us": Bar(12, on="bandwidth="),
+    "stream_share_of_sync_1mib": Bar(0.97, at_most=False, on="bandwidth="),
+    "stream_share_of_sync_16mib": Bar(0.97, at_most=False, on="bandwidth="),
+    "submission_p50_us": Bar(5, on="bandwidth="),
+    "submission_p99_us": Bar(20, on="bandwidth="),
+    "submission_share_16mib": Bar(0.01, on="bandwidth="),
+    "pipelined_ratio_to_ideal": Bar(1.1, on="bandwidth="),
+    "staged_share": Bar(0.85, at_most=False, on="bandwidth="),
 }
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of the uGDS paper that benchmarks stand for, and their parameters.
 
-Sections 4.1 to 4.5 of "uGDS: A User-Space Development Kit for High-Performance GPU Direct Storage".
+Sections 4.1 to 4.6 of "uGDS: A User-Space Development Kit for High-Performance GPU Direct Storage".
 """
 
 from __future__ import annotations
@@ -42,3 +42,7 @@ BATCH = {
 }
 SETUP, SETUP_PROCESSES = 3, 10
 COMPLETION = 14
+#: Of serialized reads on a stream: the sizes; and of 16 MiB reads, the right of Figure 16: many streams are so many.
+STREAM = {12: tuple(4 * _KIB << power for power in range(9)), 16: (16 * _MIB,)}
+STREAMS = 16
+OVERLAP, OVERLAP_PAIRS = 13, 16

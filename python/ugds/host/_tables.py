@@ -5,11 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-
 from ugds import _report, sizes
+from ugds._report import RenderableType, Table, escape
 from ugds.host.controllers import Controller, Namespace, Volume
 from ugds.host.pci import Link
 from ugds.host.transports import Transport

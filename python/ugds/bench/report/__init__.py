@@ -39,7 +39,7 @@ def make(files: Sequence[Path], out: Path) -> Report:
             "figures are drawn by matplotlib, which is not installed\n"
             "  what to do: python -m pip install 'ugds[report]', or: python -m pip install matplotlib"
         )
-    from ugds.bench.report import charts, data, page, single
+    from ugds.bench.report import charts, data, gpu, page, single
 
     records = data.read(files)
     kinds = (
@@ -51,6 +51,9 @@ def make(files: Sequence[Path], out: Path) -> Report:
         charts.first_batch,
         single.completion,
         charts.mixed,
+        gpu.serialized,
+        gpu.overlap,
+        gpu.streams,
         single.others,
     )
     found = sorted((chart for kind in kinds for chart in kind(records)), key=lambda chart: _order(chart.name))

@@ -21,7 +21,8 @@ def read(files: Sequence[Path]) -> list[Record]:
     found: dict[tuple[object, ...], Record] = {}
     for file in files or [Path("-")]:
         for record in _read_one(file):
-            found[record.name, record.device, repr(sorted(record.params.items())), tuple(record.figures)] = record
+            went = (record.device, record.memory, record.route)
+            found[record.name, went, repr(sorted(record.params.items())), tuple(record.figures)] = record
     if not found:
         raise CommandError("there is no record in what was read; benchmarks print them with --json", status=2)
     return list(found.values())

@@ -99,8 +99,13 @@ def others(records: Records) -> list[Chart]:
     """Every figure of what has no form of its own, against the bar that the project promises, where there is one."""
     memcpy = [record for record in records if "ratio_to_memcpy" in record.figures]
     made = [_generic("sync-memcpy", "Reads of 1 MiB against memcpy", memcpy)] if memcpy else []
-    for name in dict.fromkeys(record.name for record in records if record.name not in KNOWN):
-        found = [record for record in records if record.name == name]
+    gpu = [record for record in records if record.name == "sync" and "gpu_gib_per_s" in record.figures]
+    if gpu:
+        made.append(_generic("sync-gpu", "Reads and writes of GPU memory, against what they are made of", gpu))
+    # What stands for a figure of the paper has been drawn as that.
+    rest = [record for record in records if record.name not in KNOWN and "figure" not in record.params]
+    for name in dict.fromkeys(record.name for record in rest):
+        found = [record for record in rest if record.name == name]
         made.append(_generic(_safe(name), f"Figures of ugds bench {name}", found))
     return made
 
@@ -114,8 +119,10 @@ def _generic(name: str, title: str, records: Records) -> Chart:
     by_unit: dict[str, list[tuple[str, float, None, Bar | None]]] = {}
     varied = [key for key in dict.fromkeys(k for r in records for k in r.params) if _varies(records, key)]
     devices = _report.short_names(records)
+    places = {(record.memory, record.route) for record in records if record.baseline is None}
     for record in records:
-        said = [f"{key} {_word(key, record.params[key])}" for key in varied if key in record.params]
+        said = [record.memory, record.route] if len(places) > 1 else []
+        said += [f"{key} {_word(key, record.params[key])}" for key in varied if key in record.params]
         said += [devices[record.device, record.baseline]] if len(devices) > 1 else []
         for figure, (value, unit) in record.figures.items():
             label = figure + (f"\n{shortened(', '.join(said), 48)}" if said else "")
