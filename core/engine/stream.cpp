@@ -64,6 +64,18 @@ Stream* Stream::find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu:
   return nullptr;
 }
 
+std::vector<Stream*> Stream::named(gpu::Runtime& runtime, gpu::StreamHandle handle) {
+  const std::uintptr_t number = number_of(handle) == 1 ? 0 : number_of(handle);
+  Known& all = known();
+  const std::lock_guard guard(all.lock);
+  std::vector<Stream*> found;
+  for (Stream* stream : all.streams) {
+    if (stream->runtime_ != &runtime || number_of(stream->handle_) != number) continue;
+    if (number != 2 || stream->caller_ == caller_number()) found.push_back(stream);
+  }
+  return found;
+}
+
 Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
   if (number_of(handle) == 1) handle = nullptr;
   if (Stream* found = find(runtime, handle, place)) return *found;

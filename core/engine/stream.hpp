@@ -132,6 +132,9 @@ class Stream {
   /// The same where it is known; nullptr elsewhere.
   static Stream* find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
 
+  /// Those of a name: a default stream is one for each GPU.
+  static std::vector<Stream*> named(gpu::Runtime& runtime, gpu::StreamHandle handle);
+
   /// Enqueues. 0, or -errno with last_error() filled and nothing enqueued. Waits for room, within the deadline of the
   /// handle. The caller has the handle in use. Thread-safe.
   std::int64_t submit(Handle& handle, const StreamCall& call, const Interrupt& interrupt);

@@ -31,6 +31,7 @@ constexpr std::uint64_t kBytesOfBlock = kCopyThreads * 16;
 constexpr std::size_t kMostWords = 8;
 /// Copies in callers' threads that may run at once on one GPU.
 constexpr std::size_t kCopyStreams = 8;
+constexpr std::uint64_t kCopyBuffer = 1024 * 1024;
 
 class CudaRuntime;
 
@@ -134,10 +135,19 @@ class CudaRuntime final : public Runtime {
     return in(place, [&] { return driver_.stream_synchronize(stream); });
   }
   int copy_to_device(const Place& place, Address to, const void* from, std::uint64_t bytes) noexcept override {
-    return copy(place, [&](CuStream stream) { return driver_.to_device(to, from, bytes, stream); });
+    return copy(place, bytes, [&](const CopyStream& own, std::uint64_t at, std::uint64_t part) {
+      std::memcpy(own.pinned, static_cast<const std::byte*>(from) + at, part);
+      const CuResult code = driver_.to_device(to + at, own.pinned, part, own.stream);
+      return code != 0 ? code : driver_.stream_synchronize(own.stream);
+    });
   }
   int copy_from_device(const Place& place, void* to, Address from, std::uint64_t bytes) noexcept override {
-    return copy(place, [&](CuStream stream) { return driver_.from_device(to, from, bytes, stream); });
+    return copy(place, bytes, [&](const CopyStream& own, std::uint64_t at, std::uint64_t part) {
+      CuResult code = driver_.from_device(own.pinned, from + at, part, own.stream);
+      if (code == 0) code = driver_.stream_synchronize(own.stream);
+      if (code == 0) std::memcpy(static_cast<std::byte*>(to) + at, own.pinned, part);
+      return code;
+    });
   }
 
  private:
@@ -153,6 +163,7 @@ class CudaRuntime final : public Runtime {
   struct CopyStream {
     std::mutex lock;
     CuStream stream = nullptr;
+    std::byte* pinned = nullptr;  ///< kCopyBuffer bytes: an asynchronous copy needs pinned memory
   };
   using CopyStreams = std::array<CopyStream, kCopyStreams>;
 
@@ -162,29 +173,34 @@ class CudaRuntime final : public Runtime {
     return entered.code() != 0 ? entered.code() : body();
   }
   template <class Body>
-  int copy(const Place& place, Body&& body) noexcept {
-    CopyStreams* streams = copy_streams(place);
+  int copy(const Place& place, std::uint64_t bytes, Body&& body) noexcept {
+    CopyStreams* const streams = find_copy_streams(place);
     if (streams == nullptr) return kCuInvalidValue;
     std::unique_lock<std::mutex> taken;
-    CopyStream* mine = nullptr;
+    const CopyStream* mine = nullptr;
     for (CopyStream& one : *streams) {
       taken = std::unique_lock(one.lock, std::try_to_lock);
       mine = &one;
       if (taken) break;
     }
-    if (!taken) taken = std::unique_lock(mine->lock);
+    if (!taken) taken = std::unique_lock(streams->back().lock);
     return in(place, [&] {
-      if (mine->stream == nullptr) {
-        if (const int code = driver_.stream_create(&mine->stream, kCuStreamNonBlocking); code != 0) return code;
+      for (std::uint64_t at = 0; at < bytes; at += kCopyBuffer) {
+        if (const int code = body(*mine, at, std::min(kCopyBuffer, bytes - at)); code != 0) return code;
       }
-      const int code = body(mine->stream);
-      return code != 0 ? code : driver_.stream_synchronize(mine->stream);
+      return 0;
     });
   }
 
+  int first_visible() const {
+    int first = 0;
+    while (first + 1 < devices_ && !is_visible(first)) ++first;
+    return first;
+  }
   CuContext primary(int device);
   int attribute(int device, CuDeviceAttribute attribute);
-  CopyStreams* copy_streams(const Place& place) noexcept;
+  CopyStreams* find_copy_streams(const Place& place) noexcept;
+  void make_copy_streams(const Place& place);
   [[noreturn]] void refuse(CuResult code, const char* operation, const std::string& what,
                            const std::string& hint = "") const {
     const bool memory = code == 2;
@@ -241,14 +257,6 @@ std::optional<Allocation> CudaRuntime::find(Address address) {
   }
   if (type != kCuMemoryTypeDevice) return std::nullopt;
   Allocation found;
-  CuPointer base = 0;
-  std::size_t size = 0;
-  if (const CuResult code = driver_.address_range(&base, &size, address); code != 0)
-    refuse(code, "register", "the driver does not say where the allocation begins");
-  found.base = base;
-  found.size = size;
-  unsigned long long id = 0;
-  if (driver_.pointer_attribute(&id, kCuPointerBufferId, address) == 0) found.id = id;
   int device = 0;
   if (driver_.pointer_attribute(&device, kCuPointerDevice, address) != 0) device = 0;
   require_visible(device);
@@ -258,6 +266,16 @@ std::optional<Allocation> CudaRuntime::find(Address address) {
       found.place.context == nullptr) {
     found.place.context = primary(device);
   }
+  make_copy_streams(found.place);
+  const Entered entered(driver_, found.place.context);
+  CuPointer base = 0;
+  std::size_t size = 0;
+  if (const CuResult code = driver_.address_range(&base, &size, address); code != 0)
+    refuse(code, "register", "the driver does not say where the allocation begins");
+  found.base = base;
+  found.size = size;
+  unsigned long long id = 0;
+  if (driver_.pointer_attribute(&id, kCuPointerBufferId, address) == 0) found.id = id;
   return found;
 }
 
@@ -266,6 +284,7 @@ bool CudaRuntime::is_alive(const Allocation& allocation, Address address) noexce
     unsigned long long id = 0;
     return driver_.pointer_attribute(&id, kCuPointerBufferId, address) == 0 && id == allocation.id;
   }
+  const Entered entered(driver_, allocation.place.context);
   CuPointer base = 0;
   std::size_t size = 0;
   return driver_.address_range(&base, &size, address) == 0 && base == allocation.base && size == allocation.size;
@@ -284,9 +303,7 @@ Descriptor CudaRuntime::export_dmabuf(const Place& place, Address address, std::
 
 Address CudaRuntime::pin(void* address, std::uint64_t size) {
   // Registering needs some context; portable memory is every one's then.
-  int first = 0;
-  while (first + 1 < devices_ && !is_visible(first)) ++first;
-  const Entered entered(driver_, primary(first));
+  const Entered entered(driver_, primary(first_visible()));
   const CuResult code = driver_.host_register(address, size, kCuRegisterPortable | kCuRegisterDeviceMap);
   if (code != 0)
     refuse(code, "pin", "the driver does not pin " + std::to_string(size) + " bytes",
@@ -303,6 +320,8 @@ Place CudaRuntime::place_of_stream(StreamHandle stream, const Place& otherwise) 
   // Small numbers stand for the default streams of whatever context is current.
   if (reinterpret_cast<std::uintptr_t>(stream) <= 2) return otherwise;
   Place place;
+  // The driver wants some context to be current.
+  const Entered any(driver_, otherwise.context != nullptr ? otherwise.context : primary(first_visible()));
   if (const CuResult code = driver_.stream_context(stream, &place.context); code != 0)
     fail(EINVAL, "stream", "that is no stream of CUDA: " + words(code), "give a CUstream that is not destroyed");
   const Entered entered(driver_, place.context);
@@ -318,11 +337,32 @@ StreamHandle CudaRuntime::make_stream(const Place& place) {
   return stream;
 }
 
-CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept try {
+CudaRuntime::CopyStreams* CudaRuntime::find_copy_streams(const Place& place) noexcept {
   const std::lock_guard guard(contexts_lock_);
-  return &copy_streams_[place.context];
-} catch (...) {
-  return nullptr;
+  const auto found = copy_streams_.find(place.context);
+  return found == copy_streams_.end() ? nullptr : &found->second;
+}
+
+/// Before any stream waits for what they copy: pinning would wait for that stream.
+void CudaRuntime::make_copy_streams(const Place& place) {
+  if (find_copy_streams(place) != nullptr) return;
+  void* pinned = mmap(nullptr, kCopyStreams * kCopyBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pinned == MAP_FAILED) fail(ENOMEM, "register", "no memory to copy through", "free memory");
+  madvise(pinned, kCopyStreams * kCopyBuffer, MADV_DONTFORK);
+  try {
+    pin(pinned, kCopyStreams * kCopyBuffer);
+  } catch (...) {
+    munmap(pinned, kCopyStreams * kCopyBuffer);
+    throw;
+  }
+  std::array<StreamHandle, kCopyStreams> made{};
+  for (StreamHandle& stream : made) stream = make_stream(place);
+  const std::lock_guard guard(contexts_lock_);
+  CopyStreams& streams = copy_streams_[place.context];
+  for (std::size_t i = 0; i < kCopyStreams; ++i) {
+    streams[i].stream = made[i];
+    streams[i].pinned = static_cast<std::byte*>(pinned) + i * kCopyBuffer;
+  }
 }
 
 void CudaRuntime::load_copy_kernel(const Place& place) {
@@ -383,9 +423,8 @@ int CudaRuntime::enqueue_copies(const Place& place, StreamHandle stream, Address
   const auto blocks = static_cast<unsigned>(std::clamp<std::uint64_t>(most / kBytesOfBlock, 1, kCopyBlocks));
   CuPointer address = orders;
   void* arguments[] = {&address};
-  return in(place, [&] {
-    return driver_.launch(copy, blocks, count, 1, kCopyThreads, 1, 1, 0, stream, arguments, nullptr);
-  });
+  return in(place,
+            [&] { return driver_.launch(copy, blocks, count, 1, kCopyThreads, 1, 1, 0, stream, arguments, nullptr); });
 }
 
 struct Found {

@@ -263,6 +263,13 @@ std::uint64_t Registry::count(std::uint32_t index) const {
   return total;
 }
 
+Registry::GpuPlace Registry::gpu_of(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  const Registration& r = *reference.registration;
+  if (r.generation_.load(std::memory_order_relaxed) != reference.generation || r.gpu_ == nullptr) return {};
+  return {&r.gpu_->runtime(), r.gpu_->place()};
+}
+
 bool Registry::was_freed(const Reference& reference) {
   std::lock_guard guard(lock_);
   const Registration& r = *reference.registration;

@@ -156,6 +156,12 @@ class Registry {
   /// closed). Thread-safe, lock-free against I/O.
   int close(const Reference& reference);
 
+  /// Whose memory a registration is; no runtime where it is no GPU's, or closed.
+  struct GpuPlace {
+    gpu::Runtime* runtime = nullptr;
+    gpu::Place place{};
+  };
+  GpuPlace gpu_of(const Reference& reference);
   /// Whether a registration's GPU memory was freed under it. Asks the driver.
   bool was_freed(const Reference& reference);
 

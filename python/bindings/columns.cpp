@@ -6,11 +6,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <string>
 
 namespace ugds::python {
 
 namespace {
+
+/// The largest number of a column.
+constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 /// A format of 8-byte integers, in this machine's order.
 bool is_whole(const char* format) {
@@ -148,6 +152,28 @@ void check_places(const Buffers& buffers, const Column& places, const Column& si
   }
   if (bad != 0) [[unlikely]]
     raise_place(buffers, places, sizes, count, operation);
+}
+
+void complete_columns(Column& sizes, bool has_sizes, Column& places, bool has_places, const Buffers& buffers,
+                      const Length& length, const char* operation) {
+  const std::size_t count = length.get();
+  if (!has_sizes) {
+    if (!buffers.is_list() && !length.is_single() && count != 0)
+      throw nb::type_error("sizes is needed for many requests in one buffer");
+    std::uint64_t* const made = sizes.make(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t rest = buffers[i].size, place = has_places ? places[i] : 0;
+      if (place > rest) raise_new(EINVAL, operation, "buffer_offsets lies beyond the buffer", "give a smaller one");
+      made[i] = rest - place;
+    }
+  }
+  if (has_places || buffers.is_list() || count <= 1) return;
+  std::uint64_t* const made = places.make(count);
+  std::uint64_t next = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    made[i] = std::min(next, kMost);
+    next = std::min(next, kMost) + sizes[i];
+  }
 }
 
 }  // namespace ugds::python

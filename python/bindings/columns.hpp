@@ -88,6 +88,11 @@ class Buffers {
   std::vector<View> views_;
 };
 
+/// Sizes and places as they were given, or made up: sizes are the rest of the buffers, places one after the other.
+/// Raises TypeError, ugds.Error (EINVAL).
+void complete_columns(Column& sizes, bool has_sizes, Column& places, bool has_places, const Buffers& buffers,
+                      const Length& length, const char* operation);
+
 /// Raises ugds.Error (EINVAL) for the first request that reaches beyond its buffer.
 void check_places(const Buffers& buffers, const Column& places, const Column& sizes, std::size_t count,
                   const char* operation);

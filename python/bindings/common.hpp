@@ -10,12 +10,14 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "engine/table.hpp"
+#include "gpu/runtime.hpp"
 #include "memory/host.hpp"
 #include "memory/registry.hpp"
 #include "serve/server.hpp"
@@ -99,7 +101,8 @@ class Keeper {
 struct PyRegistration {
   memory::Reference reference{};
   memory::Kind kind = memory::Kind::host;
-  memory::Route route = memory::Route::direct;
+  gpu::Runtime* runtime = nullptr;  ///< of GPU memory
+  gpu::Place place{};
   nb::object owner;
   std::unique_ptr<Keeper> keeper;
   bool closed = false;
@@ -109,7 +112,8 @@ struct PyRegistration {
   PyRegistration(PyRegistration&& other) noexcept
       : reference(std::exchange(other.reference, {})),
         kind(other.kind),
-        route(other.route),
+        runtime(other.runtime),
+        place(other.place),
         owner(std::move(other.owner)),
         keeper(std::move(other.keeper)),
         closed(other.closed) {}
@@ -131,10 +135,12 @@ struct View {
   memory::Reference buffer;
   std::uint64_t offset = 0, size = 0;
 };
-/// The registration that a buffer lies in. Raises ugds.Error (EINVAL) for one that is not registered.
-View view_of(nb::handle buffer, const char* operation);
+/// The registration that a buffer lies in. Raises ugds.Error (EINVAL) for one that is not registered; GPU memory that
+/// begins at a multiple of 64 KiB is registered in `temporary`, where that is given.
+View view_of(nb::handle buffer, const char* operation, std::optional<PyRegistration>* temporary = nullptr);
 
 void define_registration(nb::module_& m);
+void define_streams(nb::module_& m);
 void define_device(nb::module_& m);
 void define_modes(nb::module_& m);
 void define_testing(nb::module_& m);

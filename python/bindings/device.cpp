@@ -16,6 +16,7 @@
 #include "common.hpp"
 #include "engine/one_command.hpp"
 #include "engine/unaligned.hpp"
+#include "stream.hpp"
 
 namespace ugds::python {
 
@@ -55,8 +56,8 @@ struct Range {
 
 /// For memory that is not a Registration, but lies inside of one.
 [[gnu::cold, gnu::noinline]] Range range_in_view(PyObject* object, std::uint64_t offset, PyObject* size,
-                                                 const char* name) {
-  const View view = view_of(object, name);
+                                                 const char* name, std::optional<PyRegistration>& temporary) {
+  const View view = view_of(object, name, &temporary);
   if (offset > view.size) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "give a smaller one");
   const std::uint64_t bytes = size == nullptr ? view.size - offset : bytes_argument(size, "size", name);
   if (bytes > view.size - offset) {
@@ -78,8 +79,6 @@ struct Range {
 
 inline Range range_of(PyObject* object, PyObject* offset, PyObject* size, const char* name) {
   const std::uint64_t at = offset == nullptr ? 0 : bytes_argument(offset, "buffer_offset", name);
-  if (!is_registration(object)) [[unlikely]]
-    return range_in_view(object, at, size, name);
   const PyRegistration& registration = *nb::inst_ptr<PyRegistration>(object);
   if (registration.closed) [[unlikely]]
     raise_closed_registration(name);
@@ -121,12 +120,8 @@ constexpr const char* kNames[kArguments] = {"buffer",   "offset",  "size",     "
 Names<kArguments>* names;
 
 template <Opcode opcode>
-std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
+[[gnu::always_inline]] inline std::int64_t transfer_in(const PyDevice& device, PyObject* const* a, const Range& range) {
   constexpr const char* name = opcode == Opcode::read ? "read" : "write";
-  if (anything_retired()) [[unlikely]]
-    collect_retired();
-  if (a[kBuffer] == nullptr) throw nb::type_error("missing argument: buffer");
-  const Range range = range_of(a[kBuffer], a[kPlace], a[kSize] == Py_None ? nullptr : a[kSize], name);
   const Transfer t{opcode,
                    range.buffer,
                    a[kOffset] == nullptr ? 0 : bytes_argument(a[kOffset], "offset", name),
@@ -149,6 +144,28 @@ std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
   if (result < 0) [[unlikely]]
     raise_result();
   return result;
+}
+
+/// Memory that is not a Registration: it lies inside of one, or is GPU memory that gets one for this call.
+template <Opcode opcode>
+[[gnu::cold, gnu::noinline]] std::int64_t transfer_view(const PyDevice& device, PyObject* const* a) {
+  constexpr const char* name = opcode == Opcode::read ? "read" : "write";
+  std::optional<PyRegistration> temporary;
+  const std::uint64_t at = a[kPlace] == nullptr ? 0 : bytes_argument(a[kPlace], "buffer_offset", name);
+  const Range range = range_in_view(a[kBuffer], at, a[kSize] == Py_None ? nullptr : a[kSize], name, temporary);
+  return transfer_in<opcode>(device, a, range);
+}
+
+template <Opcode opcode>
+std::int64_t transfer(const PyDevice& device, PyObject* const* a) {
+  constexpr const char* name = opcode == Opcode::read ? "read" : "write";
+  if (anything_retired()) [[unlikely]]
+    collect_retired();
+  if (a[kBuffer] == nullptr) throw nb::type_error("missing argument: buffer");
+  if (!is_registration(a[kBuffer])) [[unlikely]]
+    return transfer_view<opcode>(device, a);
+  return transfer_in<opcode>(device, a,
+                             range_of(a[kBuffer], a[kPlace], a[kSize] == Py_None ? nullptr : a[kSize], name));
 }
 
 template <Opcode opcode>
@@ -386,6 +403,7 @@ void define_device(nb::module_& m) {
           .def("__repr__",
                [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
 
+  define_stream_methods(type);
   names = new Names<kArguments>(kNames, kPriority,
                                 "buffer, offset, size, buffer_offset, priority, and for write durable, unaligned");
   add_methods(type, methods);

@@ -8,13 +8,17 @@
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <mutex>
 #include <vector>
 
+#include "base/units.hpp"
 #include "batch.hpp"
 #include "common.hpp"
+#include "gpu/runtime.hpp"
 
 namespace ugds::python {
 
@@ -83,12 +87,10 @@ struct Memory {
   memory::Kind kind = memory::Kind::host;
   Backing peer{};
   std::unique_ptr<Keeper> keeper{};
+  bool is_gpu = false;  ///< its address is one of a GPU's
+  gpu::Runtime* runtime = nullptr;
+  gpu::Place place{};
 };
-
-[[noreturn]] void refuse_gpu() {
-  raise_new(EOPNOTSUPP, "register", "the buffer is GPU memory, which this release cannot register",
-            "copy it to the host first");
-}
 
 template <class NdArray>
 bool contiguous(const NdArray& array) {
@@ -129,15 +131,19 @@ void take_array(NdArray array, bool readonly, Memory& out) {
 }
 
 /// Asks for a versioned capsule, which says whether the memory is read-only. What the object raises is raised.
-nb::object dlpack_capsule(nb::handle object) {
+/// Of a GPU's memory no stream is to be waited for: nothing of it is read or written by taking it.
+nb::object dlpack_capsule(nb::handle object, bool is_gpu) {
   nb::object capsule;
   try {
-    capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
+    capsule = is_gpu ? object.attr("__dlpack__")(nb::arg("stream") = -1, nb::arg("max_version") = nb::make_tuple(1, 0))
+                     : object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(1, 0));
   } catch (nb::python_error& error) {
     // From before there were versions, or without a versioned form.
     if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_BufferError)) throw;
   }
-  if (!capsule.is_valid()) capsule = object.attr("__dlpack__")();
+  if (!capsule.is_valid()) {
+    capsule = is_gpu ? object.attr("__dlpack__")(nb::arg("stream") = -1) : object.attr("__dlpack__")();
+  }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") == 0 && PyCapsule_IsValid(capsule.ptr(), "dltensor") == 0)
     throw nb::type_error("__dlpack__() did not return a DLPack capsule");
   return capsule;
@@ -148,9 +154,14 @@ bool take_dlpack(nb::handle object, Memory& out) {
   int kind = 0;
   if (!nb::try_cast(nb::object(nb::object(object.attr("__dlpack_device__")())[0]), kind))
     throw nb::type_error("__dlpack_device__() did not return a device's type and number");
-  constexpr int kCpu = 1, kPinned = 3;  // kDLCPU, kDLCUDAHost
-  if (kind != kCpu && kind != kPinned) refuse_gpu();
-  const nb::object capsule = dlpack_capsule(object);
+  // kDLCPU, kDLCUDAHost, kDLROCMHost; kDLCUDA, kDLROCM, kDLCUDAManaged.
+  constexpr int kHost[] = {1, 3, 11}, kGpu[] = {2, 10, 13};
+  out.is_gpu = std::ranges::find(kGpu, kind) != std::end(kGpu);
+  if (!out.is_gpu && std::ranges::find(kHost, kind) == std::end(kHost)) {
+    raise_new(EOPNOTSUPP, "register", "the tensor is on a device of DLPack's kind " + std::to_string(kind),
+              "register memory of the host, of CUDA or of ROCm");
+  }
+  const nb::object capsule = dlpack_capsule(object, out.is_gpu);
   if (nb::ndarray<> array; nb::try_cast(capsule, array)) {
     take_array(std::move(array), false, out);
   } else if (nb::ndarray<nb::ro> constant; nb::try_cast(capsule, constant)) {
@@ -161,9 +172,36 @@ bool take_dlpack(nb::handle object, Memory& out) {
   return true;
 }
 
+/// The array interface of GPU libraries, version 2 or 3. What its property raises (a tensor that needs a gradient) is
+/// raised. False: the object has none.
+bool take_cuda_array(nb::handle object, Memory& out) {
+  if (!nb::hasattr(object.type(), "__cuda_array_interface__") && !nb::hasattr(object, "__cuda_array_interface__"))
+    return false;
+  const nb::object property = nb::getattr(object, "__cuda_array_interface__", nb::none());
+  if (property.is_none()) return false;  // a tensor of the host has the property, and says so by AttributeError
+  const nb::dict interface = nb::cast<nb::dict>(property);
+  const nb::object data = interface["data"];
+  out.address = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(data[0]));
+  out.readonly = nb::cast<bool>(data[1]);
+  const std::string type = nb::cast<std::string>(interface["typestr"]);
+  const std::uint64_t item = std::strtoull(type.c_str() + std::min<std::size_t>(2, type.size()), nullptr, 10);
+  const nb::object shape = interface["shape"];
+  const nb::object strides = interface.contains("strides") ? nb::object(interface["strides"]) : nb::none();
+  std::uint64_t bytes = item;
+  for (std::size_t i = nb::len(shape); i-- > 0;) {
+    const auto length = nb::cast<std::uint64_t>(shape[i]);
+    if (!strides.is_none() && length > 1 && nb::cast<std::int64_t>(strides[i]) != static_cast<std::int64_t>(bytes))
+      raise_new(EINVAL, "register", "the array is not contiguous", "register a contiguous copy or its base array");
+    bytes *= length;
+  }
+  out.size = bytes;
+  out.is_gpu = true;
+  return true;
+}
+
 Memory memory_of(nb::handle object) {
   Memory memory;
-  if (nb::hasattr(object, "__cuda_array_interface__")) refuse_gpu();
+  if (take_cuda_array(object, memory)) return memory;
   if (!take_view(object, memory) && !take_dlpack(object, memory)) {
     throw nb::type_error(("cannot take memory from " + nb::cast<std::string>(object.type().attr("__name__")) +
                           ": give an object with the buffer protocol, DLPack or __cuda_array_interface__")
@@ -172,10 +210,14 @@ Memory memory_of(nb::handle object) {
   return memory;
 }
 
-void check_route(const std::optional<std::string>& require) {
-  if (!require || *require == "direct") return;
+memory::Demand demand_of(const std::optional<std::string>& require, bool is_gpu) {
+  if (!require) return memory::Demand::none;
+  if (*require == "direct") return memory::Demand::direct;
+  if (*require == "staged" && is_gpu) return memory::Demand::staged;
   if (*require == "staged" || *require == "buffered") {
-    raise_new(EOPNOTSUPP, "register", "route=\"" + *require + "\" cannot be had: the device reaches host memory itself",
+    raise_new(EOPNOTSUPP, "register",
+              "route=\"" + *require +
+                  "\" cannot be had: " + (is_gpu ? "only files are buffered" : "the device reaches host memory itself"),
               "leave `require` out, or ask for \"direct\"");
   }
   raise_new(EINVAL, "register", "\"" + *require + "\" is no route", "use \"direct\", \"staged\" or \"buffered\"");
@@ -199,14 +241,37 @@ std::vector<std::uint32_t> numbers_of(const std::optional<std::vector<nb::object
   return numbers;
 }
 
-PyRegistration add(Memory memory, nb::object owner, const std::vector<std::uint32_t>& devices) {
+/// The registration of GPU memory, without the interpreter lock.
+memory::Reference add_gpu(Memory& memory, memory::Demand demand, const std::vector<std::uint32_t>& devices) {
+  gpu::Allocation allocation;
+  gpu::Runtime* const runtime = gpu::owner_of(memory.address, allocation);
+  if (runtime == nullptr) {
+    std::string why;
+    if (gpu::cuda(&why) != nullptr) why = "its driver does not know the address";
+    fail(EFAULT, "register", "the buffer is said to be GPU memory, and is none that can be found: " + why,
+         "check that the array was not freed, and that the GPU's driver is loaded");
+  }
+  memory.kind = runtime->backend() == gpu::Backend::cuda ? memory::Kind::cuda : memory::Kind::hip;
+  memory.place = allocation.place;
+  memory.runtime = runtime;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.address);
+  return memory::Registry::instance().add_gpu(address, memory.size, memory.readonly,
+                                              std::make_unique<memory::GpuBuffer>(*runtime, allocation, address),
+                                              demand, devices);
+}
+
+PyRegistration add(Memory memory, nb::object owner, const std::vector<std::uint32_t>& devices,
+                   memory::Demand demand = memory::Demand::none) {
   PyRegistration registration;
   // Large buffers take a while to be mapped; the caller's reference keeps the memory meanwhile.
   registration.reference = without_lock([&] {
+    if (memory.is_gpu) return add_gpu(memory, demand, devices);
     return memory::Registry::instance().add(memory.address, memory.size, memory.kind, memory.readonly, devices,
                                             memory.peer);
   });
   registration.kind = memory.kind;
+  registration.runtime = memory.runtime;
+  registration.place = memory.place;
   registration.owner = std::move(owner);
   registration.keeper = std::move(memory.keeper);
   return registration;
@@ -245,6 +310,10 @@ void close(PyRegistration& self) {
   self.closed = true;
   if (self.exports == 0) self.keeper.reset();
   self.owner = nb::none();
+}
+
+memory::Registry::Way way_of(const PyRegistration& registration) {
+  return memory::Registry::instance().way(registration.reference);
 }
 
 int get_buffer(PyObject* exporter, Py_buffer* view, int flags) {
@@ -337,11 +406,24 @@ void collect_retired() {
   count_retired(-static_cast<std::ptrdiff_t>(closed.size()));
 }
 
-View view_of(nb::handle buffer, const char* operation) {
-  const Memory memory = memory_of(buffer);
+View view_of(nb::handle buffer, const char* operation, std::optional<PyRegistration>* temporary) {
+  constexpr std::uint64_t kGpuPage = 64 * 1024;
+  Memory memory = memory_of(buffer);
   const memory::Reference found = memory::Registry::instance().find(memory.address);
   const std::uint64_t begin = reinterpret_cast<std::uintptr_t>(memory.address);
   if (!found || begin + memory.size > found.address + found.size) {
+    if (memory.is_gpu && temporary != nullptr && is_aligned(begin, kGpuPage)) {
+      const std::uint64_t size = memory.size;
+      const bool readonly = memory.readonly;
+      temporary->emplace(add(std::move(memory), nb::borrow(buffer), {}));
+      View view{(*temporary)->reference, 0, size};
+      view.buffer.readonly = readonly;
+      return view;
+    }
+    if (memory.is_gpu && temporary != nullptr) {
+      raise_new(EINVAL, operation, "the GPU buffer is not registered, and does not begin at a multiple of 64 KiB",
+                "use `with ugds.register(x) as buf:` once, before I/O");
+    }
     raise_new(EINVAL, operation, "the buffer is not registered",
               "use `with ugds.register(x) as buf:` once, before I/O");
   }
@@ -366,8 +448,16 @@ void define_registration(nb::module_& m) {
               "memory", [](const PyRegistration& r) { return memory::kind_name(r.kind); },
               "Kind of memory: \"host\", \"cuda\", \"hip\", or \"peer\": another device's, by DMA-BUF.")
           .def_prop_ro(
-              "route", [](const PyRegistration& r) { return memory::route_name(r.route); },
-              "Where the device's DMA lands: \"direct\" is in this buffer.")
+              "route", [](const PyRegistration& r) { return memory::route_name(way_of(r).route); },
+              "Where the device's DMA lands: \"direct\" is in this buffer, \"staged\" in pinned memory of ours, from "
+              "which the\n"
+              "GPU's copy engine moves it on. Staged where one of the open devices needs that.")
+          .def_prop_ro(
+              "why", [](const PyRegistration& r) { return way_of(r).why; }, "Why the route is what it is.")
+          .def_prop_ro(
+              "gpu",
+              [](const PyRegistration& r) { return r.runtime != nullptr ? nb::cast(r.place.device) : nb::none(); },
+              "The number of the GPU that has the memory, or None.", nb::sig("def gpu(self) -> int | None"))
           .def_prop_ro(
               "readonly", [](const PyRegistration& r) { return r.reference.readonly; },
               "Whether only writes to a device may use it.")
@@ -402,7 +492,8 @@ void define_registration(nb::module_& m) {
                })
           .def("__repr__", [](const PyRegistration& r) {
             return "<ugds.Registration " + std::to_string(r.reference.size) +
-                   " bytes, memory=" + memory::kind_name(r.kind) + " route=" + memory::route_name(r.route) +
+                   " bytes, memory=" + memory::kind_name(r.kind) +
+                   " route=" + memory::route_name(r.closed ? memory::Route::direct : way_of(r).route) +
                    (r.closed ? " closed>" : ">");
           });
 
@@ -412,19 +503,25 @@ void define_registration(nb::module_& m) {
       "register",
       [](nb::object object, std::optional<std::vector<nb::object>> devices, std::optional<std::string> require) {
         collect_retired();
-        check_route(require);
         const auto numbers = numbers_of(devices);
         Memory memory = memory_of(object);
-        return add(std::move(memory), std::move(object), numbers);
+        const memory::Demand demand = demand_of(require, memory.is_gpu);
+        return add(std::move(memory), std::move(object), numbers, demand);
       },
       nb::arg("obj"), nb::arg("devices") = nb::none(), nb::arg("require") = nb::none(),
       "Pins a buffer and maps it to every open device, and to those opened later.\n\n"
       "obj: contiguous memory of any alignment and size, by the buffer protocol (NumPy, bytearray, memoryview, mmap) "
       "or\n"
-      "DLPack (torch, JAX). Read-only memory can only be written to a device. `devices` narrows it to some devices.\n"
-      "`require` demands a route (\"direct\").\n\n"
+      "DLPack (torch, JAX), or GPU memory by `__cuda_array_interface__` or DLPack (torch, CuPy, JAX, Numba). "
+      "Read-only\n"
+      "memory can only be written to a device. `devices` narrows it to some devices. `require` demands a route: "
+      "\"direct\",\n"
+      "or for GPU memory \"staged\"; without it GPU memory is direct where the device can reach it, else staged, and\n"
+      "`route` and `why` say which.\n\n"
       "Raises `ugds.Error`: EEXIST (overlaps a registered buffer), EINVAL (empty, not contiguous), EFAULT, EOPNOTSUPP\n"
-      "(GPU memory, a route that cannot be had); TypeError for an object without memory. Thread-safe.");
+      "(managed memory, a route that cannot be had), ENODEV (a GPU that UGDS_GPUS leaves out); TypeError for an "
+      "object\n"
+      "without memory. Thread-safe.");
   m.def(
       "register_dmabuf",
       [](int descriptor, nb::object size, nb::object offset, std::optional<std::vector<nb::object>> devices,

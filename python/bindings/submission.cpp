@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <limits>
 
 #include "arguments.hpp"
 #include "batch.hpp"
@@ -171,32 +170,6 @@ class Submission {
   std::size_t count_, done_ = 0;
 };
 
-/// The largest number of a column.
-constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
-
-/// As they were given, or made up: sizes are the rest of the buffers, places one after the other.
-void complete(Column& sizes, bool has_sizes, Column& places, bool has_places, const Buffers& buffers,
-              const Length& length, const char* operation) {
-  const std::size_t count = length.get();
-  if (!has_sizes) {
-    if (!buffers.is_list() && !length.is_single() && count != 0)
-      throw nb::type_error("sizes is needed for many requests in one buffer");
-    std::uint64_t* const made = sizes.make(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::uint64_t rest = buffers[i].size, place = has_places ? places[i] : 0;
-      if (place > rest) raise_new(EINVAL, operation, "buffer_offsets lies beyond the buffer", "give a smaller one");
-      made[i] = rest - place;
-    }
-  }
-  if (has_places || buffers.is_list() || count <= 1) return;
-  std::uint64_t* const made = places.make(count);
-  std::uint64_t next = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    made[i] = std::min(next, kMost);
-    next = std::min(next, kMost) + sizes[i];
-  }
-}
-
 /// Neighbours in one registration share a number.
 std::unique_ptr<std::uint64_t[]> number(const Buffers& buffers) {
   auto versions = std::make_unique_for_overwrite<std::uint64_t[]>(std::max<std::size_t>(1, buffers.size()));
@@ -255,7 +228,7 @@ nb::object transfer(PyBatch& self, PyObject* const* a) {
   length.add(places, "buffer_offsets");
   length.add(cookies, "cookies");
   const std::size_t count = length.get();
-  complete(sizes, given(kSizes), places, given(kPlaces), buffers, length, name);
+  complete_columns(sizes, given(kSizes), places, given(kPlaces), buffers, length, name);
   check_places(buffers, places, sizes, count, name);
 
   const Table::Use handle(Table::instance(), self.handle);

@@ -15,7 +15,8 @@ and on the command line: `emulated:1GiB?lba=4096` is a controller in this proces
 can be set).
 
 `register(buffer, devices=None, require=None)` pins a buffer once and maps it to every open device, and to later ones
-when they are opened. A buffer is any object with the buffer protocol. Its `Registration` says `memory` (host, cuda,
+when they are opened. A buffer is any object with the buffer protocol, or GPU memory of torch, CuPy, JAX or Numba. Its
+`Registration` says `memory` (host, cuda,
 hip, peer) and `route` (direct, staged, buffered); `require="direct"` fails with the reason where that cannot be had.
 `empty(size)` gives new, registered, page-aligned and zeroed memory that every transport can reach;
 `register_dmabuf(fd, size)` takes another device's memory, which the SSD then reaches peer to peer.
@@ -30,6 +31,10 @@ back. `priority="background"` puts a request behind every other.
 and `batch.write(…)` take arrays, `for done in batch.completed(min=1, timeout=0.5)` gives what has ended, as it comes,
 and `batch.wait()` all of it; an error that nobody looked at is raised when the block ends. `await ssd.aread(buffer,
 offset)`, `awrite` and `aflush` are for event loops of asyncio.
+
+`ssd.read_async(buffer, offset, stream=stream)` and `write_async` are ordered on a GPU's stream: what is enqueued there
+next runs after them, and nobody waits. `with ssd.group(stream) as g:` orders many requests as one. Their `result()`, or
+`synchronize(stream)`, raises what went wrong (docs/gpu.md).
 
 `serve(uri, socket, *, mode=0o600)` lets other processes drive an emulated device, through a UNIX socket and by the
 vfio-user protocol, until the `Server` that it gives is closed.
@@ -53,8 +58,10 @@ from ugds._core import (
     Completions,
     Device,
     Error,
+    Group,
     Registration,
     Server,
+    StreamOp,
     empty,
     modes,
     open,
@@ -62,6 +69,7 @@ from ugds._core import (
     register_dmabuf,
     register_mode,
     serve,
+    synchronize,
     version,
 )
 from ugds._device import DeviceInfo, Stats
@@ -98,9 +106,11 @@ __all__ = [
     "DeviceInfo",
     "Done",
     "Error",
+    "Group",
     "Registration",
     "Server",
     "Stats",
+    "StreamOp",
     "devices",
     "empty",
     "host",
@@ -111,5 +121,6 @@ __all__ = [
     "register_mode",
     "serve",
     "sizes",
+    "synchronize",
     "version",
 ]

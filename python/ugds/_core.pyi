@@ -12,6 +12,7 @@ from ugds.trace import Trace
 
 Size = int | str
 Sizes = Size | SupportsInt | Sequence[int] | Integers | Any  # a number for all requests, or an array with one for each
+Late = Any  # a Size, or an array of one int64 that is read when the stream gets there
 
 class Error(OSError):
     """What every failed operation raises (see `ugds.Error`)."""
@@ -34,6 +35,8 @@ class Registration:
     nbytes: int
     memory: str  # host | cuda | hip | peer
     route: str  # direct | staged | buffered
+    why: str
+    gpu: int | None
     readonly: bool
     generation: int
     closed: bool
@@ -89,6 +92,29 @@ class Device:
         durable: bool = False,
     ) -> int: ...
     async def aflush(self) -> None: ...
+    def read_async(
+        self,
+        buffer: Any,
+        offset: Late = 0,
+        size: Late | None = None,
+        buffer_offset: Late = 0,
+        *,
+        stream: Any = None,
+        status: int = 0,
+    ) -> StreamOp: ...
+    def write_async(
+        self,
+        buffer: Any,
+        offset: Late = 0,
+        size: Late | None = None,
+        buffer_offset: Late = 0,
+        *,
+        stream: Any = None,
+        status: int = 0,
+        durable: bool = False,
+    ) -> StreamOp: ...
+    def group(self, stream: Any = None, *, status: int = 0) -> Group: ...
+    def stream_stats(self) -> dict[str, int]: ...
     def queue_stats(self) -> list[dict[str, Any]]: ...
     def stats(self) -> Stats: ...
     def trace(self, capacity: int = 65536) -> AbstractContextManager[Trace]: ...
@@ -227,6 +253,34 @@ def await_transfer(
 ) -> int: ...
 def await_flush(device: Device, channel: Channel) -> int: ...
 def await_forget(device: Device, token: int) -> bool: ...
+class StreamOp:
+    def done(self) -> bool: ...
+    def result(self, timeout: float | None = None) -> int: ...
+
+class Group:
+    def read(
+        self,
+        buffer: Any,
+        offsets: Sizes,
+        sizes: Sizes | None = None,
+        buffer_offsets: Sizes | None = None,
+        durable: bool = False,
+    ) -> None: ...
+    def write(
+        self,
+        buffer: Any,
+        offsets: Sizes,
+        sizes: Sizes | None = None,
+        buffer_offsets: Sizes | None = None,
+        durable: bool = False,
+    ) -> None: ...
+    def submit(self) -> None: ...
+    def done(self) -> bool: ...
+    def result(self, timeout: float | None = None) -> int: ...
+    def __enter__(self) -> Group: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+def synchronize(stream: Any = None) -> None: ...
 def register(obj: Any, devices: Sequence[Device] | None = None, require: str | None = None) -> Registration: ...
 def register_dmabuf(
     fd: int,

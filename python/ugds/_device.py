@@ -95,13 +95,14 @@ class Stats:
     route: str  #: direct, staged or buffered; "mixed" where queues differ
     histogram: tuple[int, ...]
     queues: tuple[dict[str, Any], ...]  #: the same counts for each queue
+    streams: dict[str, int] = dataclasses.field(default_factory=dict)  #: requests in stream order, and how they went
 
     @classmethod
     def of(cls, device: Device) -> Stats:
-        return cls._sum(device.uri, device.transport, device.queue_stats())
+        return cls._sum(device.uri, device.transport, device.queue_stats(), device.stream_stats())
 
     @classmethod
-    def _sum(cls, device: str, transport: str, queues: list[dict[str, Any]]) -> Stats:
+    def _sum(cls, device: str, transport: str, queues: list[dict[str, Any]], streams: dict[str, int]) -> Stats:
         histograms = [queue["latency_ns_histogram"] for queue in queues]
         routes = sorted({queue["route"] for queue in queues})
         names = (*_COUNTS, "in_flight")
@@ -112,12 +113,18 @@ class Stats:
             route="mixed" if len(routes) > 1 else "".join(routes),
             histogram=tuple(map(sum, zip(*histograms, strict=True))),
             queues=tuple(queues),
+            streams=streams,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
         before = {queue["queue"]: queue for queue in earlier.queues}
         rows = [_difference(queue, before.get(queue["queue"])) for queue in self.queues]
-        return self._sum(self.device, self.transport, rows)
+        # What is pending is no count.
+        streams = {
+            name: value if name == "pending" else value - earlier.streams.get(name, 0)
+            for name, value in self.streams.items()
+        }
+        return self._sum(self.device, self.transport, rows, streams)
 
     def prometheus(self, *others: Stats) -> str:
         """The counts of every queue in Prometheus' text exposition format, version 0.0.4, to be served as `text/plain;
