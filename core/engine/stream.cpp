@@ -76,6 +76,12 @@ std::vector<Stream*> Stream::named(gpu::Runtime& runtime, gpu::StreamHandle hand
   return found;
 }
 
+bool Stream::any() {
+  Known& all = known();
+  const std::lock_guard guard(all.lock);
+  return !all.streams.empty();
+}
+
 Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
   if (number_of(handle) == 1) handle = nullptr;
   if (Stream* found = find(runtime, handle, place)) return *found;
@@ -120,7 +126,6 @@ void Stream::retire(StreamOp& op, std::uint64_t number) {
   if (worker != nullptr) drop_holds(op, worker->ledger());
   StreamResult* const result = op.result;
   if (result != nullptr) {
-    result->left_.fetch_sub(1, std::memory_order_acq_rel);
     result->release();
   }
   holds_pending_.fetch_sub(op.holds, std::memory_order_relaxed);
@@ -160,7 +165,10 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
       // The stream's copies are still to come.
       area_is_lost_.store(true, std::memory_order_release);
     }
-    if (!one.completed) keep_error(one.result, error);
+    if (!one.completed) {
+      keep_error(one.result, error);
+      if (one.result != nullptr) one.result->left_.fetch_sub(1, std::memory_order_acq_rel);
+    }
     one.worker.store(nullptr, std::memory_order_seq_cst);
     worker.pending_.fetch_sub(1, std::memory_order_acq_rel);
     if (front_.load(std::memory_order_seq_cst) == number) let_orphans_through(number);
@@ -225,6 +233,16 @@ StreamResult* Stream::take_error() {
     return true;
   });
   return found;
+}
+
+int close_registration(const memory::Reference& reference) {
+  int code = memory::Registry::instance().close(reference);
+  for (int i = 0; i < 10 && code == EBUSY && Stream::any(); ++i) {
+    const timespec nap{0, 100'000};
+    nanosleep(&nap, nullptr);
+    code = memory::Registry::instance().close(reference);
+  }
+  return code;
 }
 
 std::int64_t wait_for(Stream& stream, const Interrupt& interrupt) {

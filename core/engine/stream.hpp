@@ -40,7 +40,12 @@ class StreamResult {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }
 
-  bool done() const { return left_.load(std::memory_order_acquire) == 0; }
+  /// The device's part is done, and what the stream was to copy after it has been copied.
+  bool done() const {
+    if (left_.load(std::memory_order_acquire) != 0) return false;
+    return copied_ == nullptr || failed_ ||
+           static_cast<std::int64_t>(copied_->load(std::memory_order_acquire) - copied_at_) >= 0;
+  }
   /// Only when done: bytes, or -errno with `error`.
   std::int64_t result() const { return failed_ ? -error_.code : bytes_; }
   const Error& error() const { return error_; }
@@ -52,7 +57,9 @@ class StreamResult {
   friend class StreamWorker;
   friend class Stream;
   std::atomic<std::uint32_t> references_{1};
-  std::atomic<std::uint32_t> left_{0};  ///< operations that have not ended
+  std::atomic<std::uint32_t> left_{0};                  ///< operations of which the device's part is not done
+  const std::atomic<std::uint64_t>* copied_ = nullptr;  ///< of a staged read: a stream's word, and how far it must be
+  std::uint64_t copied_at_ = 0;
   std::atomic<bool> looked_{false};
   // Written by one operation's end after the other; read when none is left.
   bool failed_ = false;
@@ -113,9 +120,10 @@ struct alignas(64) StreamOp {
   std::uint32_t flying = 0;
   Error error{};
 
-  /// Steps of `reached` before the first piece, and of `allowed`.
-  std::uint32_t reached_lead() const { return opcode == nvme::Opcode::read || late || !staged ? 1 : 0; }
-  std::uint32_t allowed_lead() const { return staged && late && opcode == nvme::Opcode::write ? 1 : 0; }
+  /// Steps of `reached` before the first piece, and of `allowed`: a write whose bytes the copy kernel gathers waits for
+  /// its orders.
+  std::uint32_t reached_lead() const { return opcode == nvme::Opcode::read || by_kernel || !staged ? 1 : 0; }
+  std::uint32_t allowed_lead() const { return by_kernel && opcode == nvme::Opcode::write ? 1 : 0; }
   std::uint32_t pieces() const { return staged ? plan.count : 1; }
   std::uint64_t last_reached() const { return reached + reached_lead() + (staged ? plan.count : 0); }
   std::uint64_t last_allowed() const { return allowed + allowed_lead() + pieces(); }
@@ -132,6 +140,8 @@ class Stream {
   /// The same where it is known; nullptr elsewhere.
   static Stream* find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
 
+  /// Whether there is any in this process.
+  static bool any();
   /// Those of a name: a default stream is one for each GPU.
   static std::vector<Stream*> named(gpu::Runtime& runtime, gpu::StreamHandle handle);
 
@@ -210,6 +220,10 @@ class Stream {
   std::mutex errors_lock_;
   std::vector<StreamResult*> errors_;
 };
+
+/// Closes a registration as Registry::close does. Where a stream has just gone on, the thread that lets go of its memory
+/// is waited for, a millisecond at most.
+int close_registration(const memory::Reference& reference);
 
 /// Waits until none of our requests is pending on the stream. 0, -EINTR.
 std::int64_t wait_for(Stream& stream, const Interrupt& interrupt);

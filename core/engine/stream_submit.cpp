@@ -304,6 +304,10 @@ bool Stream::Submission::make(Kind kind, bool last) {
   if (call_.result != nullptr) {
     call_.result->refer();
     op.result = call_.result;
+    if (kind == kStagedRead) {
+      call_.result->copied_ = s_.reached_.host;
+      call_.result->copied_at_ = op.last_reached();
+    }
   }
   op.waits = waits();
   enqueue(op);
@@ -435,8 +439,8 @@ void Stream::Submission::enqueue_read(StreamOp& op) {
 }
 
 void Stream::Submission::enqueue_write(StreamOp& op) {
-  const std::uint32_t lead = op.late ? 1 : 0;
-  if (op.late) {
+  const std::uint32_t lead = op.allowed_lead();
+  if (lead != 0) {
     write(op, op.reached + 1);
     wait(op, op.allowed + 1);
   }

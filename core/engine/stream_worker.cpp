@@ -368,6 +368,7 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
   } else {
     stream.keep_error(op.result, op.error);
   }
+  if (op.result != nullptr) op.result->left_.fetch_sub(1, std::memory_order_acq_rel);
   stream.allowed_.host->store(op.last_allowed(), std::memory_order_release);
 }
 

@@ -18,6 +18,7 @@
 #include "base/units.hpp"
 #include "batch.hpp"
 #include "common.hpp"
+#include "engine/stream.hpp"
 #include "gpu/runtime.hpp"
 
 namespace ugds::python {
@@ -294,7 +295,7 @@ void close(PyRegistration& self) {
     const int first = registry.close(reference);
     if (first != EBUSY) return first;
     reap_all();
-    return registry.close(reference);
+    return engine::close_registration(reference);
   });
   if (code == EBUSY) {
     Error error;

@@ -58,6 +58,11 @@ std::vector<Kept>& kept() {
   static auto* list = new std::vector<Kept>;  // NOLINT: outlives the interpreter's own teardown
   return *list;
 }
+/// Devices on which operations are pending: one that was dropped stays open for them.
+std::vector<nb::object>& kept_devices() {
+  static auto* list = new std::vector<nb::object>;  // NOLINT: as above
+  return *list;
+}
 std::mutex kept_lock;
 
 struct PyStreamOp {
@@ -140,7 +145,21 @@ void keep(const ResultOf& result, std::vector<nb::object> objects) {
   kept().push_back({ResultOf(result.get()), std::move(objects)});
 }
 
-void submit(const PyDevice& device, Stream& stream, const StreamCall& call, const char* operation) {
+void keep_device(nb::handle device) {
+  const std::lock_guard guard(kept_lock);
+  for (const nb::object& one : kept_devices()) {
+    if (one.is(device)) return;
+  }
+  kept_devices().push_back(nb::borrow(device));
+}
+
+bool is_pending(nb::handle device) {
+  const Table::Use handle(Table::instance(), nb::inst_ptr<PyDevice>(device)->id);
+  return handle && handle->stream_operations() != 0;
+}
+
+void submit(nb::handle self, Stream& stream, const StreamCall& call, const char* operation) {
+  const PyDevice& device = *nb::inst_ptr<PyDevice>(self);
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) {
     Table::instance().explain_stale(device.id, operation);
@@ -148,14 +167,14 @@ void submit(const PyDevice& device, Stream& stream, const StreamCall& call, cons
     raise_last();
   }
   const std::int64_t result = stream.submit(*handle, call, python_interrupt());
-  if (result >= 0) return;
+  if (result >= 0) return keep_device(self);
   check_interrupt();
   raise_last();
 }
 
 template <Opcode opcode>
-PyStreamOp transfer(const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size,
-                    nb::handle buffer_offset, nb::handle stream, std::uint64_t status, bool durable) {
+PyStreamOp transfer(nb::handle device, nb::handle buffer, nb::handle offset, nb::handle size, nb::handle buffer_offset,
+                    nb::handle stream, std::uint64_t status, bool durable) {
   constexpr const char* name = opcode == Opcode::read ? "read" : "write";
   if (anything_retired()) collect_retired();
   collect_stream_objects();
@@ -183,7 +202,7 @@ PyStreamOp transfer(const PyDevice& device, nb::handle buffer, nb::handle offset
   } else {
     place = memory::Registry::instance().gpu_of(t.buffer);
   }
-  PyStreamOp op{ResultOf(StreamResult::make()), device.uri};
+  PyStreamOp op{ResultOf(StreamResult::make()), nb::inst_ptr<PyDevice>(device)->uri};
   StreamCall call{.requests = std::span(&t, 1), .late = late, .status = status, .result = op.result.get()};
   submit(device, stream_of(place, stream, name), call, name);
   keep(op.result, std::move(objects));
@@ -263,7 +282,7 @@ void submit_group(PyGroup& self) {
   }
   ResultOf result(StreamResult::make());
   const StreamCall call{.requests = self.requests, .status = self.status, .result = result.get()};
-  submit(nb::cast<const PyDevice&>(self.device), stream_of(place, self.stream, "group"), call, "group");
+  submit(self.device, stream_of(place, self.stream, "group"), call, "group");
   self.result = std::move(result);
 }
 
@@ -328,7 +347,13 @@ constexpr const char* kReadDoc =
 
 void collect_stream_objects() {
   std::vector<Kept> ended;  // destroyed after the lock is let go
+  std::vector<nb::object> devices;
   const std::lock_guard guard(kept_lock);
+  std::erase_if(kept_devices(), [&](nb::object& device) {
+    if (is_pending(device)) return false;
+    devices.push_back(std::move(device));
+    return true;
+  });
   std::erase_if(kept(), [&](Kept& one) {
     if (!one.result->done()) return false;
     ended.push_back(std::move(one));
@@ -342,7 +367,7 @@ void define_stream_methods(nb::handle type) {
   };
   define(
       "read_async",
-      [](const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size, nb::handle buffer_offset,
+      [](nb::handle device, nb::handle buffer, nb::handle offset, nb::handle size, nb::handle buffer_offset,
          nb::handle stream, std::uint64_t status) {
         return transfer<Opcode::read>(device, buffer, offset, size, buffer_offset, stream, status, false);
       },
@@ -350,7 +375,7 @@ void define_stream_methods(nb::handle type) {
       nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("status") = 0, kReadDoc);
   define(
       "write_async",
-      [](const PyDevice& device, nb::handle buffer, nb::handle offset, nb::handle size, nb::handle buffer_offset,
+      [](nb::handle device, nb::handle buffer, nb::handle offset, nb::handle size, nb::handle buffer_offset,
          nb::handle stream, std::uint64_t status, bool durable) {
         return transfer<Opcode::write>(device, buffer, offset, size, buffer_offset, stream, status, durable);
       },
