@@ -106,11 +106,21 @@ enum {
   UGDS_BUF_FORCE_CUDA = 4
 };
 
-typedef struct uGDSDmabuf {
+/* The memory is [offset, offset + length) of the descriptor, which is the caller's to close. */
+typedef struct uGDSDmabufExport {
   int fd;
   uint64_t offset;
   size_t length;
-} uGDSDmabuf_t;
+} uGDSDmabufExport_t;
+
+/* `mr` is libibverbs's struct ibv_mr *, `iova` the address by which requests name the memory. */
+typedef struct uGDSRDMARegion {
+  void* mr;
+  uint64_t iova;
+  uint32_t lkey;
+  uint32_t rkey;
+  uint64_t token;
+} uGDSRDMARegion_t;
 
 typedef void* uGDSBatchHandle_t;
 
@@ -204,17 +214,26 @@ UGDS_API uGDSError_t uGDSBatchIOCancel(uGDSBatchHandle_t batch);
 /* Waits for what is in flight, and frees the batch. Events that were not read are gone. */
 UGDS_API void uGDSBatchIODestroy(uGDSBatchHandle_t batch);
 
-/* Not supported by this release; each says so (UGDS_IO_NOT_SUPPORTED, -EOPNOTSUPP). */
+/* The same in the order of a GPU's stream: what is enqueued on `stream` (a CUstream or hipStream_t; NULL is the default
+ * stream) next runs after it. Returns at once. `*size`, `*file_offset` and `*buf_offset` are read when the stream gets
+ * there; a size is at most what it is at the call. `*done` gets bytes or a negative errno before the stream goes on;
+ * all four stay where they are until then. UGDS_MEMORY_NOT_REGISTERED; UGDS_IO_NOT_SUPPORTED while the stream is being
+ * captured into a graph, and where there is no GPU. */
 UGDS_API uGDSError_t uGDSReadAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
                                    ssize_t* done, void* stream);
 UGDS_API uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
                                     ssize_t* done, void* stream);
+/* Makes a stream known, so that its first request costs no more than others. backend: 0 any, 1 CUDA, 2 HIP. */
 UGDS_API uGDSError_t uGDSStreamRegister(void* stream);
 UGDS_API uGDSError_t uGDSStreamRegisterEx(void* stream, int backend);
+/* Waits until the requests on it have ended. */
 UGDS_API uGDSError_t uGDSStreamDeregister(void* stream);
-UGDS_API uGDSError_t uGDSExportDmabuf(const void* base, size_t size, uGDSDmabuf_t* out);
-UGDS_API uGDSError_t uGDSRDMARegister(const void* base, size_t size, void* pd, void** mr);
-UGDS_API uGDSError_t uGDSRDMAUnregister(void* mr);
+/* A DMA-BUF of a registered GPU buffer, for other devices. UGDS_IO_NOT_SUPPORTED with what every exporter said. */
+UGDS_API uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out);
+/* A registered GPU buffer as a memory region of `pd`, a struct ibv_pd *, by the libibverbs that is found when the
+ * program runs. Until it is unregistered the buffer cannot be (UGDS_RDMA_REGION_ACTIVE). */
+UGDS_API uGDSError_t uGDSRDMARegister(const void* base, void* pd, int access_flags, uGDSRDMARegion_t* region);
+UGDS_API uGDSError_t uGDSRDMAUnregister(const void* base, uGDSRDMARegion_t* region);
 
 /* 10000 * major + 100 * minor + patch. */
 UGDS_API int uGDSVersion(void);

@@ -20,8 +20,11 @@
 #include "base/error.hpp"
 #include "base/fork.hpp"
 #include "base/immortal.hpp"
+#include "capi/gpu.hpp"
 #include "capi/internal.hpp"
 #include "engine/one_command.hpp"
+#include "engine/staged.hpp"
+#include "engine/stream.hpp"
 #include "engine/table.hpp"
 #include "memory/host.hpp"
 #include "memory/registry.hpp"
@@ -76,13 +79,31 @@ bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
   return -EINVAL;
 }
 
+ssize_t run_either(ugds::engine::Handle& handle, const ugds::engine::Transfer& transfer) {
+  return ugds::engine::is_staged_transfer(handle, transfer) ? ugds::engine::run_staged(handle, transfer, {})
+                                                            : ugds::engine::run(handle, transfer);
+}
+
+/// GPU memory from a multiple of 64 KiB on is registered for the call.
+[[gnu::cold, gnu::noinline]] ssize_t transfer_unregistered(const Table::Use& handle, Opcode opcode, const void* buf,
+                                                           size_t size, off_t file_offset, off_t buf_offset) try {
+  const void* at = static_cast<const std::byte*>(buf) + buf_offset;
+  const ugds::capi::TemporaryBuffer temporary(buf == nullptr ? nullptr : at, size);
+  return run_either(*handle, {opcode, temporary.reference(), static_cast<std::uint64_t>(file_offset), size, 0});
+} catch (const ugds::Failure& failure) {
+  last_error() = failure.error();
+  last_error().operation = ugds::engine::operation_name(opcode);
+  return -failure.error().code;
+}
+
 /// Whatever is not one command that can be staged at once.
 [[gnu::cold, gnu::noinline]] ssize_t transfer_any(const Table::Use& handle, Opcode opcode, const void* buf, size_t size,
                                                   off_t file_offset, off_t buf_offset) {
   if (file_offset < 0 || buf_offset < 0) return refuse_negative(opcode);
   const Reference buffer = Registry::instance().find(buf);
-  return ugds::engine::run(
-      *handle, {opcode, buffer, static_cast<std::uint64_t>(file_offset), size, place_in(buffer, buf, buf_offset)});
+  if (!buffer) return transfer_unregistered(handle, opcode, buf, size, file_offset, buf_offset);
+  return run_either(*handle,
+                    {opcode, buffer, static_cast<std::uint64_t>(file_offset), size, place_in(buffer, buf, buf_offset)});
 }
 
 /// What is not done after some turns, or failed.
@@ -132,6 +153,20 @@ std::string uri_of(const uGDSDescr_t& descr) {
   }
   ugds::fail(EOPNOTSUPP, "open", "files, block devices and /dev/ugds_drvN are not supported by this release",
              "use descriptor type 3 with a URI such as emulated:1GiB");
+}
+
+uGDSError_t keep_registered(const void* base, size_t size, WantedBackend backend, bool exported) {
+  return guarded("register", [&] {
+    const Reference buffer = ugds::capi::register_memory(base, size, backend, exported);
+    try {
+      std::lock_guard guard(driver().lock);
+      driver().buffers.push_back(buffer);
+    } catch (...) {
+      Registry::instance().close(buffer);
+      throw;
+    }
+    return answer(UGDS_SUCCESS);
+  });
 }
 
 }  // namespace
@@ -235,23 +270,16 @@ uGDSError_t uGDSBufRegister(const void* base, size_t size, int flags) {
   if ((flags & ~(UGDS_BUF_DMABUF | UGDS_BUF_RDMA | UGDS_BUF_FORCE_CUDA)) != 0) {
     return refuse("register", UGDS_INVALID_VALUE, EINVAL, "unknown flags");
   }
-  if (flags != 0) return unsupported("register");
-  return guarded("register", [&] {
-    const Reference buffer = Registry::instance().add(const_cast<void*>(base), size, ugds::memory::Kind::host, false);
-    try {
-      std::lock_guard guard(driver().lock);
-      driver().buffers.push_back(buffer);
-    } catch (...) {
-      Registry::instance().close(buffer);
-      throw;
-    }
-    return answer(UGDS_SUCCESS);
-  });
+  const auto backend = (flags & UGDS_BUF_FORCE_CUDA) != 0 ? WantedBackend::cuda : WantedBackend::any;
+  return keep_registered(base, size, backend, (flags & (UGDS_BUF_DMABUF | UGDS_BUF_RDMA)) != 0);
 }
 
 uGDSError_t uGDSBufRegisterEx(const void* base, size_t size, const uGDSBufConfig_t* config) {
-  if (config != nullptr && (config->backend != 0 || config->enable_export)) return unsupported("register");
-  return uGDSBufRegister(base, size, 0);
+  if (config == nullptr) return uGDSBufRegister(base, size, 0);
+  if (!is_open()) return uGDSBufRegister(base, size, 0);
+  if (config->backend < 0 || config->backend > 2)
+    return refuse("register", UGDS_INVALID_VALUE, EINVAL, "an unknown backend");
+  return keep_registered(base, size, static_cast<WantedBackend>(config->backend), config->enable_export);
 }
 
 void* uGDSHostAlloc(size_t size) {
@@ -299,7 +327,11 @@ uGDSError_t uGDSBufDeregister(const void* base) {
     if (!found || found.address != reinterpret_cast<std::uintptr_t>(base)) {
       return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
     }
-    switch (Registry::instance().close(found)) {
+    if (ugds::capi::has_rdma_regions(found)) {
+      return refuse("deregister", UGDS_RDMA_REGION_ACTIVE, EBUSY, "an RDMA region of the buffer is registered",
+                    "call uGDSRDMAUnregister() first");
+    }
+    switch (ugds::engine::close_registration(found)) {
       case 0: {
         std::lock_guard guard(driver().lock);
         std::erase_if(driver().buffers, [&](const Reference& b) { return b.generation == found.generation; });
@@ -336,17 +368,6 @@ ssize_t uGDSDiscard(uGDSHandle_t fh, off_t file_offset, size_t size) {
   const std::int64_t result = ugds::engine::discard(*handle, static_cast<std::uint64_t>(file_offset), size);
   return result < 0 ? result : 0;
 }
-
-uGDSError_t uGDSReadAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) { return unsupported("read"); }
-uGDSError_t uGDSWriteAsync(uGDSHandle_t, void*, size_t*, off_t*, off_t*, ssize_t*, void*) {
-  return unsupported("write");
-}
-uGDSError_t uGDSStreamRegister(void*) { return unsupported("stream register"); }
-uGDSError_t uGDSStreamRegisterEx(void*, int) { return unsupported("stream register"); }
-uGDSError_t uGDSStreamDeregister(void*) { return unsupported("stream deregister"); }
-uGDSError_t uGDSExportDmabuf(const void*, size_t, uGDSDmabuf_t*) { return unsupported("export"); }
-uGDSError_t uGDSRDMARegister(const void*, size_t, void*, void**) { return unsupported("RDMA register"); }
-uGDSError_t uGDSRDMAUnregister(void*) { return unsupported("RDMA unregister"); }
 
 int uGDSVersion(void) { return 10000 * UGDS_VERSION_MAJOR + 100 * UGDS_VERSION_MINOR + UGDS_VERSION_PATCH; }
 

@@ -73,6 +73,7 @@ struct Late {
   const std::int64_t* offset = nullptr;
   const std::int64_t* size = nullptr;
   const std::int64_t* buffer_offset = nullptr;
+  std::uint64_t base = 0;  ///< added to the offset in the buffer
   explicit operator bool() const { return offset != nullptr || size != nullptr || buffer_offset != nullptr; }
 };
 
@@ -221,8 +222,8 @@ class Stream {
   std::vector<StreamResult*> errors_;
 };
 
-/// Closes a registration as Registry::close does. Where a stream has just gone on, the thread that lets go of its memory
-/// is waited for, a millisecond at most.
+/// Closes a registration as Registry::close does. Where a stream has just gone on, the thread that lets go of its
+/// memory is waited for, a millisecond at most.
 int close_registration(const memory::Reference& reference);
 
 /// Waits until none of our requests is pending on the stream. 0, -EINTR.

@@ -204,7 +204,7 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     };
     t.offset = value(op.values.offset, t.offset);
     t.size = value(op.values.size, t.size);
-    t.buffer_offset = value(op.values.buffer_offset, t.buffer_offset);
+    t.buffer_offset = op.values.base + value(op.values.buffer_offset, t.buffer_offset);
     if (t.size > most) {
       error.code = EINVAL;
       set_cause(error, "the size has become larger than it was when the request was submitted");

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "capi/gpu.hpp"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/immortal.hpp"
+#include "base/units.hpp"
+#include "engine/stream.hpp"
+#include "gpu/rdma.hpp"
+
+namespace ugds::capi {
+
+namespace {
+
+constexpr std::uint64_t kGpuPage = 64 * 1024;
+
+struct Region {
+  std::uint64_t generation = 0;  ///< of the buffer
+  gpu::RdmaRegion region;
+};
+struct Regions {
+  std::mutex lock;
+  std::vector<Region> all;
+};
+constinit Immortal<Regions> regions;
+
+/// The GPU's side of a registered buffer, by a buffer of its own: the registration's may be closed meanwhile.
+gpu::Exported export_buffer(const memory::Reference& buffer) {
+  gpu::Allocation allocation;
+  gpu::Runtime* const runtime = gpu::owner_of(reinterpret_cast<const void*>(buffer.address), allocation);
+  if (runtime == nullptr) {
+    fail(EOPNOTSUPP, "export", "the buffer is host memory, of which there is no DMA-BUF", "export GPU memory");
+  }
+  return memory::GpuBuffer(*runtime, allocation, buffer.address).export_range(buffer.address, buffer.size);
+}
+
+}  // namespace
+
+memory::Reference register_memory(const void* base, std::size_t size, WantedBackend backend, bool exported) {
+  auto& registry = memory::Registry::instance();
+  gpu::Allocation allocation;
+  gpu::Runtime* const runtime = base != nullptr ? gpu::owner_of(base, allocation) : nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(base);
+  if (runtime == nullptr) {
+    if (backend != WantedBackend::any || exported) {
+      fail(EOPNOTSUPP, "register", "the memory is the host's, and GPU memory was asked for",
+           "register it without flags and without a backend");
+    }
+    return registry.add(const_cast<void*>(base), size, memory::Kind::host, false);
+  }
+  const auto is = runtime->backend() == gpu::Backend::cuda ? WantedBackend::cuda : WantedBackend::hip;
+  if (backend != WantedBackend::any && backend != is)
+    fail(EINVAL, "register", std::string("the memory is of ") + runtime->name(),
+         "ask for its own backend, or for none");
+  auto buffer = std::make_unique<memory::GpuBuffer>(*runtime, allocation, address);
+  if (exported) static_cast<void>(buffer->export_range(address, size));
+  return registry.add_gpu(address, size, false, std::move(buffer), memory::Demand::none);
+}
+
+bool has_rdma_regions(const memory::Reference& buffer) {
+  const std::lock_guard guard(regions.value.lock);
+  return std::ranges::any_of(regions.value.all, [&](const Region& r) { return r.generation == buffer.generation; });
+}
+
+TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size) {
+  gpu::Allocation allocation;
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (address == nullptr || !is_aligned(at, kGpuPage)) return;
+  gpu::Runtime* const runtime = gpu::owner_of(address, allocation);
+  if (runtime == nullptr) return;
+  reference_ = memory::Registry::instance().add_gpu(
+      at, size, false, std::make_unique<memory::GpuBuffer>(*runtime, allocation, at), memory::Demand::none);
+}
+
+TemporaryBuffer::~TemporaryBuffer() {
+  if (reference_) engine::close_registration(reference_);
+}
+
+}  // namespace ugds::capi
+
+using namespace ugds;        // NOLINT
+using namespace ugds::capi;  // NOLINT
+
+extern "C" {
+
+uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out) {
+  if (out == nullptr) return refuse("export", UGDS_INVALID_VALUE, EINVAL, "a null argument");
+  return guarded("export", [&] {
+    const memory::Reference buffer = memory::Registry::instance().find(base);
+    if (!buffer || buffer.address != reinterpret_cast<std::uintptr_t>(base))
+      return refuse("export", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+    const gpu::Exported exported = export_buffer(buffer);
+    const int theirs = fcntl(exported.descriptor.get(), F_DUPFD_CLOEXEC, 0);
+    if (theirs < 0) return refuse("export", UGDS_GETNEWFD_FAILED, errno, "no file descriptor is left");
+    *out = {theirs, exported.offset, exported.length};
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+uGDSError_t uGDSRDMARegister(const void* base, void* pd, int access_flags, uGDSRDMARegion_t* out) {
+  if (pd == nullptr || out == nullptr) return refuse("RDMA register", UGDS_INVALID_VALUE, EINVAL, "a null argument");
+  return guarded("RDMA register", [&] {
+    const memory::Reference buffer = memory::Registry::instance().find(base);
+    if (!buffer || buffer.address != reinterpret_cast<std::uintptr_t>(base))
+      return refuse("RDMA register", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+    const gpu::Exported exported = export_buffer(buffer);
+    const std::lock_guard guard(regions.value.lock);
+    regions.value.all.reserve(regions.value.all.size() + 1);
+    const gpu::RdmaRegion made = gpu::register_rdma(pd, exported.descriptor.get(), exported.offset, exported.length,
+                                                    buffer.address, access_flags);
+    regions.value.all.push_back({buffer.generation, made});
+    *out = {made.mr, buffer.address, made.lkey, made.rkey, buffer.generation};
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+uGDSError_t uGDSRDMAUnregister(const void*, uGDSRDMARegion_t* region) {
+  if (region == nullptr) return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "a null argument");
+  return guarded("RDMA unregister", [&] {
+    const std::lock_guard guard(regions.value.lock);
+    const auto found = std::ranges::find_if(
+        regions.value.all, [&](const Region& r) { return r.region.mr == region->mr && r.generation == region->token; });
+    if (found == regions.value.all.end())
+      return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "the region is not registered, or no longer");
+    gpu::deregister_rdma(found->region);
+    regions.value.all.erase(found);
+    *region = {};
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+}  // extern "C"

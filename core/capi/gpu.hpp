@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// GPU memory in the C API (gpu.cpp).
+#pragma once
+
+#include <cstddef>
+
+#include "capi/internal.hpp"
+#include "gpu/runtime.hpp"
+
+namespace ugds::capi {
+
+/// Which memory a registration may be of: the C API's numbers.
+enum class WantedBackend : int { any = 0, cuda = 1, hip = 2 };
+
+/// Registers what `base` is: GPU memory where a runtime knows the address, else host memory. `exported`: as a DMA-BUF,
+/// or not at all. Throws Failure.
+memory::Reference register_memory(const void* base, std::size_t size, WantedBackend backend, bool exported);
+
+/// Whether a registration has RDMA regions.
+bool has_rdma_regions(const memory::Reference& buffer);
+
+/// GPU memory that is registered for one call, from a multiple of 64 KiB on; it is closed with this.
+class TemporaryBuffer {
+ public:
+  /// Nothing where the address is no GPU's, or does not begin at a multiple of 64 KiB.
+  TemporaryBuffer(const void* address, std::size_t size);
+  ~TemporaryBuffer();
+  TemporaryBuffer(const TemporaryBuffer&) = delete;
+  TemporaryBuffer& operator=(const TemporaryBuffer&) = delete;
+  const memory::Reference& reference() const { return reference_; }
+
+ private:
+  memory::Reference reference_{};
+};
+
+}  // namespace ugds::capi

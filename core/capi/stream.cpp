@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Requests in stream order.
+#include "engine/stream.hpp"
+
+#include <cerrno>
+
+#include "capi/internal.hpp"
+#include "engine/operation.hpp"
+#include "engine/table.hpp"
+
+namespace {
+
+using ugds::capi::answer;
+using ugds::capi::code_of;
+using ugds::capi::guarded;
+using ugds::capi::id_of;
+using ugds::capi::refuse;
+using ugds::engine::Stream;
+using ugds::engine::Table;
+using ugds::memory::Registry;
+using ugds::nvme::Opcode;
+
+/// The runtime of a backend's number, or any that there is. Throws Failure(EOPNOTSUPP).
+ugds::gpu::Runtime& runtime_of(int backend) {
+  std::string why;
+  ugds::gpu::Runtime* runtime = backend == 2 ? ugds::gpu::hip(&why) : ugds::gpu::cuda(&why);
+  if (runtime == nullptr && backend == 0) runtime = ugds::gpu::hip();
+  if (runtime == nullptr) ugds::fail(EOPNOTSUPP, "stream", "there is no GPU of that backend: " + why);
+  return *runtime;
+}
+
+Stream& stream_of(const ugds::memory::Reference& buffer, void* stream) {
+  const Registry::GpuPlace place = Registry::instance().gpu_of(buffer);
+  if (place.runtime != nullptr) return Stream::of(*place.runtime, stream, place.place);
+  ugds::gpu::Runtime& runtime = runtime_of(0);
+  return Stream::of(runtime, stream, runtime.place_of(0));
+}
+
+uGDSError_t submit(Opcode opcode, uGDSHandle_t fh, const void* buf, const size_t* size, const off_t* file_offset,
+                   const off_t* buf_offset, ssize_t* done, void* stream) {
+  static_assert(sizeof(off_t) == sizeof(std::int64_t) && sizeof(size_t) == sizeof(std::int64_t));
+  const char* name = ugds::engine::operation_name(opcode);
+  if (size == nullptr || file_offset == nullptr || buf_offset == nullptr || done == nullptr)
+    return refuse(name, UGDS_INVALID_VALUE, EINVAL, "a null argument");
+  return guarded(name, [&] {
+    const Table::Use handle(Table::instance(), id_of(fh));
+    if (!handle) {
+      Table::instance().explain_stale(id_of(fh), name);
+      return answer(UGDS_HANDLE_NOT_REGISTERED);
+    }
+    const ugds::memory::Reference buffer = Registry::instance().find(buf);
+    if (!buffer) {
+      return refuse(name, UGDS_MEMORY_NOT_REGISTERED, EINVAL, "the buffer is not registered",
+                    "call uGDSBufRegister() once, before the first I/O");
+    }
+    const ugds::engine::Transfer transfer{.opcode = opcode, .buffer = buffer, .size = *size};
+    ugds::engine::StreamCall call{.requests = std::span(&transfer, 1)};
+    call.late = {.offset = reinterpret_cast<const std::int64_t*>(file_offset),
+                 .size = reinterpret_cast<const std::int64_t*>(size),
+                 .buffer_offset = reinterpret_cast<const std::int64_t*>(buf_offset),
+                 .base = reinterpret_cast<std::uintptr_t>(buf) - buffer.address};
+    call.told = reinterpret_cast<std::int64_t*>(done);
+    const std::int64_t result = stream_of(buffer, stream).submit(*handle, call, {});
+    return answer(result < 0 ? code_of(static_cast<int>(-result)) : UGDS_SUCCESS);
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+uGDSError_t uGDSReadAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
+                          ssize_t* done, void* stream) {
+  return submit(Opcode::read, fh, buf, size, file_offset, buf_offset, done, stream);
+}
+
+uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
+                           ssize_t* done, void* stream) {
+  return submit(Opcode::write, fh, buf, size, file_offset, buf_offset, done, stream);
+}
+
+uGDSError_t uGDSStreamRegister(void* stream) { return uGDSStreamRegisterEx(stream, 0); }
+
+uGDSError_t uGDSStreamRegisterEx(void* stream, int backend) {
+  if (backend < 0 || backend > 2) return refuse("stream register", UGDS_INVALID_VALUE, EINVAL, "an unknown backend");
+  return guarded("stream register", [&] {
+    ugds::gpu::Runtime& runtime = runtime_of(backend);
+    Stream::of(runtime, stream, runtime.place_of(0));
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+uGDSError_t uGDSStreamDeregister(void* stream) {
+  return guarded("stream deregister", [&] {
+    const std::vector<Stream*> streams = Stream::named(runtime_of(0), stream);
+    if (streams.empty())
+      return refuse("stream deregister", UGDS_INVALID_VALUE, EINVAL, "no request was ever made on this stream");
+    for (Stream* one : streams) ugds::engine::wait_for(*one, {});
+    return answer(UGDS_SUCCESS);
+  });
+}
+
+}  // extern "C"
