@@ -248,9 +248,12 @@ memory::Reference add_gpu(Memory& memory, memory::Demand demand, const std::vect
   gpu::Runtime* const runtime = gpu::owner_of(memory.address, allocation);
   if (runtime == nullptr) {
     std::string why;
-    if (gpu::cuda(&why) != nullptr) why = "its driver does not know the address";
-    fail(EFAULT, "register", "the buffer is said to be GPU memory, and is none that can be found: " + why,
-         "check that the array was not freed, and that the GPU's driver is loaded");
+    if (gpu::cuda(&why) == nullptr) {
+      fail(EOPNOTSUPP, "register", "the buffer is said to be GPU memory, and there is no GPU's driver: " + why,
+           "install the driver, or name its library by UGDS_CUDA_LIBRARY");
+    }
+    fail(EFAULT, "register", "the buffer is said to be GPU memory, and the driver does not know its address",
+         "check that the array was not freed");
   }
   memory.kind = runtime->backend() == gpu::Backend::cuda ? memory::Kind::cuda : memory::Kind::hip;
   memory.place = allocation.place;

@@ -102,7 +102,9 @@ class Stats:
         return cls._sum(device.uri, device.transport, device.queue_stats(), device.stream_stats())
 
     @classmethod
-    def _sum(cls, device: str, transport: str, queues: list[dict[str, Any]], streams: dict[str, int]) -> Stats:
+    def _sum(
+        cls, device: str, transport: str, queues: list[dict[str, Any]], streams: dict[str, int] | None = None
+    ) -> Stats:
         histograms = [queue["latency_ns_histogram"] for queue in queues]
         routes = sorted({queue["route"] for queue in queues})
         names = (*_COUNTS, "in_flight")
@@ -113,7 +115,7 @@ class Stats:
             route="mixed" if len(routes) > 1 else "".join(routes),
             histogram=tuple(map(sum, zip(*histograms, strict=True))),
             queues=tuple(queues),
-            streams=streams,
+            streams=streams or {},
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
