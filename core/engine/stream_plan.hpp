@@ -23,32 +23,31 @@ struct StreamPlan {
     group = bytes <= area ? std::max<std::uint64_t>(bytes, 1) : area / 2;
     groups = static_cast<std::uint32_t>((bytes + group - 1) / group);
     const std::uint64_t last = bytes - (groups - 1) * group;
-    if (last > kMuch) cuts[parts++] = kMiddle + kTail;
-    if (last > kSome) cuts[parts++] = kTail;
-    cuts[parts++] = 0;
-    count = groups - 1 + parts;
+    // What is left over is copied while the device reads the tail; each cut costs its caller two calls of the driver.
+    tail = last > kMuch ? kLongTail : last > kSome ? kTail : 0;
+    count = groups + (tail != 0 ? 1 : 0);
   }
 
   Piece piece(std::uint32_t number) const {
     const std::uint32_t in = std::min(number, groups - 1);
     Piece piece{in * group, group, in % 2 * group, in < 2 ? 0 : in - 1};
     if (number < groups - 1) return piece;
-    const std::uint32_t part = number - (groups - 1);
-    const std::uint64_t from = part == 0 ? piece.begin : total - cuts[part - 1];
+    const bool is_tail = number == groups;
+    const std::uint64_t from = is_tail ? total - tail : piece.begin;
     piece.at += from - piece.begin;
     piece.begin = from;
-    piece.bytes = total - cuts[part] - from;
+    piece.bytes = (is_tail ? total : total - tail) - from;
     return piece;
   }
 
-  static constexpr std::uint64_t kTail = 128 * 1024, kMiddle = 512 * 1024;
+  static constexpr std::uint64_t kTail = 128 * 1024, kLongTail = 512 * 1024;
   static constexpr std::uint64_t kSome = 256 * 1024, kMuch = 2048 * 1024;
   /// Pieces whose places are in use at once: those of two groups.
   static constexpr std::uint32_t kMostOpen = 4;
 
   std::uint64_t total = 0, group = 0;
-  std::uint32_t groups = 0, count = 0, parts = 0;
-  std::uint64_t cuts[3] = {};  ///< where the parts of the last group end, in bytes before the end
+  std::uint32_t groups = 0, count = 0;
+  std::uint64_t tail = 0;  ///< of the last group, in bytes
 };
 
 }  // namespace ugds::engine

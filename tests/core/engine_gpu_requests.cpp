@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "engine_gpu_host.hpp"
+#include "gpu_requests_host.hpp"
 
 using namespace engine_test;
 
