@@ -194,7 +194,7 @@ class CudaRuntime final : public Runtime {
   const CudaDriver driver_;
   const int devices_, version_;
   std::vector<Gpu> gpus_;
-  std::mutex contexts_lock_;
+  std::mutex loading_lock_, contexts_lock_;
   std::map<CuContext, Kernels> kernels_;
   std::map<CuContext, CopyStreams> copy_streams_;
   WordPool words_;
@@ -326,17 +326,18 @@ CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept
 }
 
 void CudaRuntime::load_copy_kernel(const Place& place) {
-  const std::lock_guard guard(contexts_lock_);
-  Kernels& kernels = kernels_[place.context];
-  if (kernels.copy != nullptr) return;
+  // Loading may wait for streams that wait, and whoever enqueues what ends that must not wait for this.
+  const std::lock_guard loading(loading_lock_);
+  {
+    const std::lock_guard guard(contexts_lock_);
+    if (kernels_.contains(place.context)) return;
+  }
+  CuFunction copy = nullptr;
   const Entered entered(driver_, place.context);
   CuModule module = nullptr;
   CuResult code = driver_.module_load(&module, kCopyKernel);
-  if (code == 0) code = driver_.module_function(&kernels.copy, module, "ugds_copy");
-  if (code != 0) {
-    kernels.copy = nullptr;
-    refuse(code, "register", "the driver does not load the copy kernel");
-  }
+  if (code == 0) code = driver_.module_function(&copy, module, "ugds_copy");
+  if (code != 0) refuse(code, "register", "the driver does not load the copy kernel");
   // A kernel's first launch may load it, which waits for streams: one that copies nothing is made now. An unused word
   // has zeros behind it.
   const Word order = words_.take(*this);
@@ -345,15 +346,14 @@ void CudaRuntime::load_copy_kernel(const Place& place) {
   CuStream stream = nullptr;
   code = driver_.stream_create(&stream, kCuStreamNonBlocking);
   if (code == 0) {
-    code = driver_.launch(kernels.copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
+    code = driver_.launch(copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
     if (code == 0) code = driver_.stream_synchronize(stream);
     driver_.stream_destroy(stream);
   }
   words_.give_back(order);
-  if (code != 0) {
-    kernels.copy = nullptr;
-    refuse(code, "register", "the copy kernel does not run");
-  }
+  if (code != 0) refuse(code, "register", "the copy kernel does not run");
+  const std::lock_guard guard(contexts_lock_);
+  kernels_[place.context].copy = copy;
 }
 
 int CudaRuntime::enqueue_words(const Place& place, StreamHandle stream, std::span<const WordOp> ops) noexcept {
