@@ -25,7 +25,7 @@ namespace {
 /// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
 constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
 /// Then it sleeps, and looks again after this long; the more streams there are to look at, the longer.
-constexpr long kShortestNap = 30'000, kLongestNap = 100'000;
+constexpr long kShortestNap = 30'000, kLongestNap = 200'000;
 /// What a read that failed leaves in place of what it did not read.
 constexpr int kPoison = 0xdb;
 constexpr std::uint64_t kPieceMask = 7;
@@ -210,6 +210,9 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     t.buffer_offset = value(op.values.buffer_offset, t.buffer_offset);
     if (t.size > most) {
       error.code = EINVAL;
+      error.operation = operation_name(t.opcode);
+      error.offset = t.offset;
+      error.length = t.size;
       set_cause(error, "the size has become larger than it was when the request was submitted");
       set_hint(error, "submit with the largest size that it may have");
     }

@@ -31,6 +31,8 @@ constexpr std::uint64_t kBytesOfBlock = kCopyThreads * 16;
 constexpr std::size_t kMostWords = 8;
 /// Copies in callers' threads that may run at once on one GPU.
 constexpr std::size_t kCopyStreams = 8;
+/// What such a copy goes through: memory of the program need not be pinned.
+constexpr std::uint64_t kCopyBytes = 128 * 1024;
 
 class CudaRuntime;
 
@@ -134,10 +136,19 @@ class CudaRuntime final : public Runtime {
     return in(place, [&] { return driver_.stream_synchronize(stream); });
   }
   int copy_to_device(const Place& place, Address to, const void* from, std::uint64_t bytes) noexcept override {
-    return copy(place, [&](CuStream stream) { return driver_.to_device(to, from, bytes, stream); });
+    return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
+      std::memcpy(one.bounce, static_cast<const std::byte*>(from) + at, size);
+      const int code = driver_.to_device(to + at, one.bounce, size, one.stream);
+      return code != 0 ? code : driver_.stream_synchronize(one.stream);
+    });
   }
   int copy_from_device(const Place& place, void* to, Address from, std::uint64_t bytes) noexcept override {
-    return copy(place, [&](CuStream stream) { return driver_.from_device(to, from, bytes, stream); });
+    return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
+      int code = driver_.from_device(one.bounce, from + at, size, one.stream);
+      if (code == 0) code = driver_.stream_synchronize(one.stream);
+      if (code == 0) std::memcpy(static_cast<std::byte*>(to) + at, one.bounce, size);
+      return code;
+    });
   }
 
  private:
@@ -153,6 +164,7 @@ class CudaRuntime final : public Runtime {
   struct CopyStream {
     std::mutex lock;
     CuStream stream = nullptr;
+    std::byte* bounce = nullptr;
   };
   using CopyStreams = std::array<CopyStream, kCopyStreams>;
 
@@ -162,7 +174,7 @@ class CudaRuntime final : public Runtime {
     return entered.code() != 0 ? entered.code() : body();
   }
   template <class Body>
-  int copy(const Place& place, Body&& body) noexcept {
+  int copy(const Place& place, std::uint64_t bytes, Body&& body) noexcept {
     CopyStreams* streams = copy_streams(place);
     if (streams == nullptr) return kCuInvalidValue;
     std::unique_lock<std::mutex> taken;
@@ -177,8 +189,11 @@ class CudaRuntime final : public Runtime {
       if (mine->stream == nullptr) {
         if (const int code = driver_.stream_create(&mine->stream, kCuStreamNonBlocking); code != 0) return code;
       }
-      const int code = body(mine->stream);
-      return code != 0 ? code : driver_.stream_synchronize(mine->stream);
+      int code = 0;
+      for (std::uint64_t at = 0; at < bytes && code == 0; at += kCopyBytes) {
+        code = body(*mine, at, std::min(bytes - at, kCopyBytes));
+      }
+      return code;
     });
   }
 
@@ -253,11 +268,15 @@ std::optional<Allocation> CudaRuntime::find(Address address) {
   if (driver_.pointer_attribute(&device, kCuPointerDevice, address) != 0) device = 0;
   require_visible(device);
   found.place.device = device;
+  // Held for ever, so that our streams in it outlive the program's own use of it.
+  CuContext held = primary(device);
   // Memory of a pool is no context's; the primary one reaches it.
   if (driver_.pointer_attribute(&found.place.context, kCuPointerContext, address) != 0 ||
       found.place.context == nullptr) {
-    found.place.context = primary(device);
+    found.place.context = held;
   }
+  // Pinned now: once a stream waits, pinning does.
+  static_cast<void>(copy_streams(found.place));
   return found;
 }
 
@@ -319,8 +338,29 @@ StreamHandle CudaRuntime::make_stream(const Place& place) {
 }
 
 CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept try {
+  const auto made = [&]() -> CopyStreams* {
+    const std::lock_guard guard(contexts_lock_);
+    const auto found = copy_streams_.find(place.context);
+    return found != copy_streams_.end() ? &found->second : nullptr;
+  };
+  if (CopyStreams* streams = made()) return streams;
+  const std::lock_guard loading(loading_lock_);
+  if (CopyStreams* streams = made()) return streams;
+  void* memory = mmap(nullptr, kCopyStreams * kCopyBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, kCopyStreams * kCopyBytes, MADV_DONTFORK);
+  try {
+    pin(memory, kCopyStreams * kCopyBytes);
+  } catch (...) {
+    munmap(memory, kCopyStreams * kCopyBytes);
+    throw;
+  }
   const std::lock_guard guard(contexts_lock_);
-  return &copy_streams_[place.context];
+  CopyStreams& streams = copy_streams_[place.context];
+  for (std::size_t i = 0; i < kCopyStreams; ++i) {
+    streams[i].bounce = static_cast<std::byte*>(memory) + i * kCopyBytes;
+  }
+  return &streams;
 } catch (...) {
   return nullptr;
 }
