@@ -48,16 +48,24 @@ StagingArea Staging::take_from(std::uint32_t number, std::uint32_t units) {
 
 StagingArea Staging::take(std::uint64_t size) {
   const auto units = static_cast<std::uint32_t>((std::clamp<std::uint64_t>(size, 1, kSlab) + kUnit - 1) / kUnit);
-  const std::lock_guard guard(lock_);
-  for (std::uint32_t i = 0; i < slabs_.size(); ++i) {
-    if (const StagingArea area = take_from(i, units)) return area;
-  }
+  const auto look = [&] {
+    const std::lock_guard guard(lock_);
+    StagingArea area;
+    for (std::uint32_t i = 0; i < slabs_.size() && !area; ++i) area = take_from(i, units);
+    return area;
+  };
+  if (const StagingArea area = look()) return area;
+  const std::lock_guard making(making_);
+  if (const StagingArea area = look()) return area;
   if ((slabs_.size() + 1) * kSlab > limit_) return {};
-  make_slab();
+  // Pinning waits for streams that wait, and whoever lets them go on gives areas back: not under the lock for that.
+  Slab slab = make_slab();
+  const std::lock_guard guard(lock_);
+  slabs_.push_back(std::move(slab));
   return take_from(static_cast<std::uint32_t>(slabs_.size()) - 1, units);
 }
 
-void Staging::make_slab() {
+Staging::Slab Staging::make_slab() {
   Slab slab;
   slab.memory = std::make_unique<memory::HostMemory>(kSlab);
   slab.device = runtime_.pin(slab.memory->data(), kSlab);
@@ -67,7 +75,7 @@ void Staging::make_slab() {
     runtime_.unpin(slab.memory->data());
     throw;
   }
-  slabs_.push_back(std::move(slab));
+  return slab;
 }
 
 void Staging::give_back(const StagingArea& area) noexcept {

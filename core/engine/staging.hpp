@@ -58,10 +58,11 @@ class Staging {
     std::uint64_t used = 0;  ///< a bit for each unit
   };
   StagingArea take_from(std::uint32_t number, std::uint32_t units);
-  void make_slab();
+  Slab make_slab();
 
   gpu::Runtime& runtime_;
   const std::uint64_t limit_;
+  std::mutex making_;  ///< before lock_, and while the driver pins: that may wait for streams
   std::mutex lock_;
   std::vector<Slab> slabs_;
 };

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
+#include <utility>
 
 #include "base/fork.hpp"
 #include "engine/stream_worker.hpp"
@@ -50,12 +51,21 @@ void Stream::open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Pl
   }
 }
 
+void Stream::free_words() {
+  for (const gpu::Word& word : {reached_, allowed_, status_}) {
+    if (word.host != nullptr) runtime_->free_word(word);
+  }
+}
+
 Stream* Stream::find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+  const std::lock_guard guard(known().lock);
+  return find_locked(runtime, handle, place);
+}
+
+Stream* Stream::find_locked(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
   // The legacy default stream has two names.
   const std::uintptr_t number = number_of(handle) == 1 ? 0 : number_of(handle);
-  Known& all = known();
-  const std::lock_guard guard(all.lock);
-  for (Stream* stream : all.streams) {
+  for (Stream* stream : known().streams) {
     if (stream->runtime_ != &runtime || number_of(stream->handle_) != number) continue;
     if (number <= 2 && !(stream->place_ == place)) continue;
     if (number == 2 && stream->caller_ != caller_number()) continue;
@@ -87,9 +97,19 @@ Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::P
   if (Stream* found = find(runtime, handle, place)) return *found;
   Known& all = known();
   auto made = std::make_unique<Stream>();
-  made->open(runtime, handle, runtime.place_of_stream(handle, place));
+  try {
+    made->open(runtime, handle, runtime.place_of_stream(handle, place));
+  } catch (...) {
+    made->free_words();
+    throw;
+  }
   const std::lock_guard guard(all.lock);
-  if (all.streams.size() == StreamWorker::kMostStreams)
+  // Another thread may have been faster: one stream has one order.
+  Stream* const found = find_locked(runtime, handle, place);
+  const bool is_full = all.streams.size() == StreamWorker::kMostStreams;
+  if (found != nullptr || is_full) made->free_words();
+  if (found != nullptr) return *found;
+  if (is_full)
     fail(EMFILE, "stream", "1024 streams were used in this process, which is the most", "use fewer, and reuse them");
   all.streams.push_back(made.get());
   return *made.release();
@@ -121,14 +141,15 @@ void Stream::drop_holds(const StreamOp& op, memory::Ledger& ledger) {
 }
 
 /// It has ended: the next one's turn.
-void Stream::retire(StreamOp& op, std::uint64_t number) {
+void Stream::retire(StreamOp& op, std::uint64_t number, bool passed) {
   StreamWorker* const worker = op.worker.load(std::memory_order_relaxed);
   if (worker != nullptr) drop_holds(op, worker->ledger());
   StreamResult* const result = op.result;
   if (result != nullptr) {
     result->release();
   }
-  holds_pending_.fetch_sub(op.holds, std::memory_order_relaxed);
+  holds_to_come_ += op.holds;
+  if (passed) holds_pending_.fetch_sub(std::exchange(holds_to_come_, 0), std::memory_order_relaxed);
   parts_pending_.fetch_sub(op.parts, std::memory_order_relaxed);
   if (op.waits && waits_.fetch_sub(1, std::memory_order_acq_rel) == 1) waiting_streams(*runtime_).fetch_sub(1);
   front_.store(number + 1, std::memory_order_seq_cst);
@@ -147,8 +168,10 @@ void Stream::let_orphans_through(std::uint64_t number) {
   StreamOp& next = op(number);
   if (next.worker.load(std::memory_order_seq_cst) != nullptr) return;
   if (next.orphan_taken.exchange(true, std::memory_order_acq_rel)) return;
+  // Its copies are still to come, and nobody wrote what they are; those of another request may stand there.
+  if (!next.started) std::fill_n(reinterpret_cast<gpu::CopyOrder*>(orders_.data), next.orders, gpu::CopyOrder{});
   allowed_.host->store(next.last_allowed(), std::memory_order_release);
-  retire(next, number);
+  retire(next, number, false);
 }
 
 void Stream::orphan(StreamWorker& worker, const Error& error) {
@@ -160,9 +183,9 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
     drop_holds(one, worker.ledger());
     if (one.told != nullptr) __atomic_store_n(one.told, -error.code, __ATOMIC_RELEASE);
     if (one.has_status) status_.host->store(static_cast<unsigned>(error.code));
-    if (one.staged && one.area && one.opcode == nvme::Opcode::read && !one.completed) {
-      std::fill_n(one.area.data, one.area.size, std::byte{0xdb});
-      // The stream's copies are still to come.
+    if (one.staged && one.area && !one.completed) {
+      if (one.opcode == nvme::Opcode::read) std::fill_n(one.area.data, one.area.size, std::byte{0xdb});
+      // The stream's copies are still to come, and the device may be at it.
       area_is_lost_.store(true, std::memory_order_release);
     }
     if (!one.completed) {
@@ -180,18 +203,25 @@ void Stream::keep_error(StreamResult* result, const Error& error) {
   if (result == nullptr || result->failed_) return;
   result->failed_ = true;
   result->error_ = error;
-  if (errors_.size() == errors_.capacity()) return;
+  if (errors_.size() == kMostErrors) {
+    std::erase_if(errors_, [](StreamResult* old) {
+      const bool told = old->looked_.load(std::memory_order_relaxed);
+      if (told) old->release();
+      return told;
+    });
+  }
+  if (errors_.size() == kMostErrors) return;
   result->refer();
   errors_.push_back(result);
 }
 
 /// Gives back the areas of streams on which nothing is pending. Whether there were any.
-bool Stream::take_from_idle(gpu::Runtime& runtime) {
+bool Stream::take_from_idle(gpu::Runtime& runtime, const Stream& taker) {
   Known& all = known();
   const std::lock_guard guard(all.lock);
   bool any = false;
   for (Stream* stream : all.streams) {
-    if (stream->runtime_ != &runtime || !stream->idle()) continue;
+    if (stream == &taker || stream->runtime_ != &runtime || !stream->idle()) continue;
     const std::unique_lock submitters(stream->lock_, std::try_to_lock);
     if (!submitters || !stream->idle() || !stream->area_ || stream->area_is_lost_) continue;
     Staging::of(runtime).give_back(std::exchange(stream->area_, {}));

@@ -101,8 +101,9 @@ struct alignas(64) StreamOp {
   std::uint32_t first_part = 0, parts = 0;
   nvme::Opcode opcode = nvme::Opcode::read;
   bool staged = false, by_kernel = false, late = false, broken = false;
+  bool first = false;  ///< of what was submitted as one
   bool waits = false;  ///< it is held by waits for a word, and not by calls
-  std::uint32_t holds = 0;
+  std::uint32_t holds = 0, orders = 0;
   StreamPlan plan{};
   StagingArea area{}, replaced{};
   Late values{};
@@ -112,6 +113,7 @@ struct alignas(64) StreamOp {
   std::atomic<bool> orphan_taken{false};
   // Of the worker.
   bool started = false, failed = false, completed = false;
+  std::uint32_t bad_from = ~0u;        ///< the first piece that is not right
   std::uint32_t begun = 0, ended = 0;  ///< pieces that were given to the device, and that are through it, in order
   struct Cursor {
     std::uint32_t part = 0;  ///< the next one's number, and how much of it was
@@ -133,7 +135,7 @@ struct alignas(64) StreamOp {
 class Stream {
  public:
   /// Operations, requests and calls that may be pending on one stream. A submission waits for room.
-  static constexpr std::uint32_t kOps = 256, kParts = 4096, kHolds = 1024;
+  static constexpr std::uint32_t kOps = 256, kParts = 4096, kHolds = 2048;
 
   /// The stream of a handle of the runtime's, made known where it is not. `place`: the context of the default stream.
   /// Throws Failure: EINVAL (no stream), EMFILE (too many), and what making words throws. Thread-safe.
@@ -181,7 +183,9 @@ class Stream {
   static void write_in_call(void* hold);
   /// Streams that are held by waits.
   static std::atomic<std::uint32_t>& waiting_streams(const gpu::Runtime& runtime);
-  static bool take_from_idle(gpu::Runtime& runtime);
+  static bool take_from_idle(gpu::Runtime& runtime, const Stream& taker);
+  static Stream* find_locked(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  void free_words();
 
   void open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
   StreamOp& op(std::uint64_t number) { return ops_[number % kOps]; }
@@ -195,7 +199,8 @@ class Stream {
   };
   /// The next fragment in a piece, from the cursor on; false: there is none left.
   bool next(const StreamOp& op, const StreamPlan::Piece& piece, StreamOp::Cursor& cursor, Fragment& fragment);
-  void retire(StreamOp& op, std::uint64_t number);
+  /// `passed`: the stream is past everything that was enqueued of it, but for a last wait that is over.
+  void retire(StreamOp& op, std::uint64_t number, bool passed);
   void let_orphans_through(std::uint64_t number);
   void orphan(StreamWorker& worker, const Error& error);
   void drop_holds(const StreamOp& op, memory::Ledger& ledger);
@@ -209,11 +214,16 @@ class Stream {
   std::atomic<std::uint64_t> front_{0}, tail_{0};  ///< operations that have ended, and that were submitted
   std::atomic<std::uint32_t> waits_{0};            ///< pending operations that are held by waits
   std::atomic<std::uint32_t> holds_pending_{0}, parts_pending_{0};
+  // Of whoever has the operation in front.
+  std::uint32_t holds_to_come_ = 0;  ///< of those that were let through before the stream was there
+  std::int64_t call_bytes_ = 0;      ///< of what was submitted as one, so far
+  int call_error_ = 0;
   std::atomic<std::uint64_t> workers_{0};  ///< those who know it, by their device's number
   std::mutex lock_;                        ///< of submitters
   std::uint64_t next_reached_ = 0, next_allowed_ = 0, next_part_ = 0, next_hold_ = 0;
   bool has_kernel_ = false;
   StagingArea area_, orders_;
+  StagingArea replaced_;  ///< what pending operations use and later ones do not: the next one gives it back
   std::atomic<bool> area_is_lost_{false};  ///< something that was given up may still use it
   std::unique_ptr<StreamOp[]> ops_;
   std::unique_ptr<Part[]> parts_;

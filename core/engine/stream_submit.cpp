@@ -49,7 +49,9 @@ class Stream::Submission {
   /// Checks everything and holds the registrations. False: refused, and last_error() says why.
   bool prepare();
   /// Under the stream's lock. False: there is no room for now.
-  bool has_room() const;
+  bool has_room();
+  /// Under the stream's lock. False: refused, for want of memory to stage through.
+  bool take_memory();
   /// Under the stream's lock, with room. 0, or -errno with nothing enqueued.
   std::int64_t enqueue_all();
 
@@ -64,6 +66,7 @@ class Stream::Submission {
   bool check(const Transfer& t);
   bool hold(const Transfer& t);
   void drop(std::size_t count);
+  std::uint64_t holds() const;
   bool take_area(std::uint64_t bytes);
   bool take_orders();
   bool waits();
@@ -94,9 +97,9 @@ class Stream::Submission {
   std::array<std::uint64_t, kKinds> bytes_{};
   std::array<WordOp, 8> words_{};
   std::size_t word_count_ = 0;
-  StagingArea replaced_;
   StreamOp::Cursor cursor_;
   std::uint32_t order_ = 0;
+  bool first_ = true;
   int code_ = 0;
 };
 
@@ -204,13 +207,36 @@ bool Stream::Submission::prepare() {
   return true;
 }
 
-bool Stream::Submission::has_room() const {
+bool Stream::Submission::has_room() {
   const std::uint64_t pending = s_.tail_.load(std::memory_order_relaxed) - s_.front_.load(std::memory_order_acquire);
-  // Pieces of 4 MiB and what the last are cut into, with a write and a wait each.
-  const std::uint64_t holds = 2 * ((bytes_[kStagedRead] + bytes_[kStagedWrite]) / (Staging::kSlab / 2) + 12);
+  if (pending == 0 && s_.reached_.host->load(std::memory_order_acquire) == s_.next_reached_) {
+    // Also of those that were let through before the stream was there.
+    s_.holds_to_come_ = 0;
+    s_.holds_pending_.store(0, std::memory_order_relaxed);
+  }
+  // A last wait may be over and its call not: its hold is not written yet.
+  constexpr std::uint32_t kLeft = 8;
   return pending + kKinds <= kOps &&
          s_.parts_pending_.load(std::memory_order_acquire) + call_.requests.size() <= kParts &&
-         (s_.holds_pending_.load(std::memory_order_acquire) + holds <= kHolds || pending == 0);
+         s_.holds_pending_.load(std::memory_order_acquire) + holds() + kLeft <= kHolds;
+}
+
+/// Calls of all of it, at most: a write and a wait for each piece, and those around them.
+std::uint64_t Stream::Submission::holds() const {
+  std::uint64_t count = 2;
+  for (const Kind kind : {kStagedRead, kStagedWrite}) {
+    if (bytes_[kind] != 0) count += 2 * StreamPlan(bytes_[kind], s_.area_.size).count + 3;
+  }
+  return count;
+}
+
+bool Stream::Submission::take_memory() {
+  const bool is_staged = counts_[kStagedRead] + counts_[kStagedWrite] != 0;
+  if (is_staged && (call_.late || call_.requests.size() > 1) && !take_orders()) return false;
+  if (!take_area(std::max(bytes_[kStagedRead], bytes_[kStagedWrite]))) return false;
+  if (holds() <= kHolds - 64) return true;
+  return refuse(nullptr, ENOBUFS, "staging memory is short, and the request has too many pieces for what there is",
+                "submit smaller requests, or raise UGDS_STAGING");
 }
 
 /// Memory to stage through. What another operation of this stream uses can be used again: its turn is before.
@@ -224,12 +250,12 @@ bool Stream::Submission::take_area(std::uint64_t bytes) {
   const auto smaller = [](std::uint64_t size) {
     return size > 2 * Staging::kUnit ? align_up(size / 2, 2 * Staging::kUnit) : 0;
   };
-  for (std::uint64_t size = wanted; size > s_.area_.size; size = smaller(size)) {
+  for (std::uint64_t size = s_.replaced_ ? 0 : wanted; size > s_.area_.size; size = smaller(size)) {
     StagingArea area = staging.take(size);
-    if (!area && take_from_idle(*s_.runtime_)) area = staging.take(size);
+    if (!area && take_from_idle(*s_.runtime_, s_)) area = staging.take(size);
     if (!area) continue;
-    replaced_ = std::exchange(s_.area_, area);
-    if (replaced_ && s_.idle()) staging.give_back(std::exchange(replaced_, {}));
+    s_.replaced_ = std::exchange(s_.area_, area);
+    if (s_.replaced_ && s_.idle()) staging.give_back(std::exchange(s_.replaced_, {}));
     return true;
   }
   if (s_.area_.size >= 2 * Staging::kUnit) return true;
@@ -257,12 +283,11 @@ bool Stream::Submission::waits() {
 }
 
 std::int64_t Stream::Submission::enqueue_all() {
-  if (!take_area(std::max(bytes_[kStagedRead], bytes_[kStagedWrite]))) return -last_error().code;
-  const bool is_staged = counts_[kStagedRead] + counts_[kStagedWrite] != 0;
-  if (is_staged && (call_.late || call_.requests.size() > 1) && !take_orders()) return -last_error().code;
+  // A group of nothing has its place in the order too.
+  if (call_.requests.empty()) counts_[kDirect] = 1;
   std::uint32_t left = 0;
   for (const std::uint32_t count : counts_) left += count != 0;
-  if (call_.result != nullptr) call_.result->left_.store(std::max(left, 1u), std::memory_order_relaxed);
+  if (call_.result != nullptr) call_.result->left_.store(left, std::memory_order_relaxed);
   held_ = 0;  // the operations' now
   // Writes first: the memory of a read may be what a write of the group is of.
   for (const Kind kind : {kStagedWrite, kDirect, kStagedRead}) {
@@ -284,6 +309,7 @@ bool Stream::Submission::make(Kind kind, bool last) {
   op.opcode = kind == kStagedWrite ? Opcode::write : Opcode::read;
   op.values = call_.late;
   op.late = static_cast<bool>(call_.late);
+  op.first = std::exchange(first_, false);
   std::uint64_t begin = 0;
   for (const Transfer& t : call_.requests) {
     if ((t.size == 0 ? kDirect : kind_of(t)) != kind) continue;
@@ -294,7 +320,7 @@ bool Stream::Submission::make(Kind kind, bool last) {
   if (op.staged) {
     op.plan = StreamPlan(begin, s_.area_.size);
     op.area = s_.area_;
-    op.replaced = std::exchange(replaced_, {});
+    op.replaced = std::exchange(s_.replaced_, {});
     op.by_kernel = op.late || count_copies(op);
   }
   if (last) {
@@ -405,6 +431,7 @@ void Stream::Submission::copies(StreamOp& op, std::uint32_t number) {
   note(s_.runtime_->enqueue_copies(s_.place_, s_.handle_, s_.orders_.device + order_ * sizeof(gpu::CopyOrder),
                                    std::max(count, 1u), most));
   order_ += std::max(count, 1u);
+  op.orders = order_;
 }
 
 void Stream::Submission::tell_status(const StreamOp& op) {
@@ -463,6 +490,7 @@ std::int64_t Stream::submit(Handle& handle, const StreamCall& call, const Interr
   for (std::uint64_t asked = start;;) {
     {
       const std::lock_guard guard(lock_);
+      if (!submission.take_memory()) return -last_error().code;
       if (submission.has_room()) return submission.enqueue_all();
     }
     const std::uint64_t now = monotonic_ns();
@@ -472,7 +500,7 @@ std::int64_t Stream::submit(Handle& handle, const StreamCall& call, const Interr
     }
     if (interrupt.asked != nullptr && now - asked > 20'000'000) {
       asked = now;
-      if (interrupt.asked(interrupt.context)) return -EINTR;
+      if (interrupt.asked(interrupt.context)) fail(EINTR, "stream", "interrupted while the stream had no room");
     }
     const timespec nap{0, 20'000};
     nanosleep(&nap, nullptr);

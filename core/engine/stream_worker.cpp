@@ -25,7 +25,7 @@ namespace {
 /// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
 constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
 /// Then it sleeps, and looks again after this long; the more streams there are to look at, the longer.
-constexpr long kShortestNap = 30'000, kLongestNap = 100'000;
+constexpr long kShortestNap = 30'000, kLongestNap = 200'000;
 /// What a read that failed leaves in place of what it did not read.
 constexpr int kPoison = 0xdb;
 constexpr std::uint64_t kPieceMask = 7;
@@ -169,8 +169,9 @@ bool StreamWorker::attend(Stream& stream) {
   }
   if (!op.completed) moved = give(stream, op, reached) || moved;
   if (!op.completed) moved = progress(stream, op) || moved;
-  if (op.completed && (op.broken || is_at(reached, op.last_reached()))) {
-    stream.retire(op, front);
+  const bool passed = !op.broken && is_at(reached, op.last_reached());
+  if (op.completed && (op.broken || passed)) {
+    stream.retire(op, front, passed);
     moved = true;
   }
   return moved;
@@ -179,14 +180,16 @@ bool StreamWorker::attend(Stream& stream) {
 /// The stream has come to it: what is bound late is read now, and everything is checked.
 bool StreamWorker::begin(Stream& stream, StreamOp& op) {
   op.started = true;
+  if (op.broken) {
+    // The stream may not be there yet, and what came before may still use what it replaced: that is never used again.
+    fail(op, op.error);
+    if (op.by_kernel) write_orders(stream, op);
+    return true;
+  }
   if (op.replaced) {
     // Whatever came before on this stream is through.
     Staging::of(stream.runtime()).give_back(op.replaced);
     op.replaced = {};
-  }
-  if (op.broken) {
-    fail(op, op.error);
-    return true;
   }
   bind(stream, op);
   if (op.by_kernel) write_orders(stream, op);
@@ -207,6 +210,9 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     t.buffer_offset = op.values.base + value(op.values.buffer_offset, t.buffer_offset);
     if (t.size > most) {
       error.code = EINVAL;
+      error.operation = operation_name(t.opcode);
+      error.offset = t.offset;
+      error.length = t.size;
       set_cause(error, "the size has become larger than it was when the request was submitted");
       set_hint(error, "submit with the largest size that it may have");
     }
@@ -247,6 +253,7 @@ void StreamWorker::write_orders(Stream& stream, StreamOp& op) {
 void StreamWorker::fail(StreamOp& op, const Error& error) {
   if (op.failed) return;
   op.failed = true;
+  op.bad_from = 0;
   op.error = error;
 }
 
@@ -308,11 +315,13 @@ bool StreamWorker::give_piece(Stream& stream, StreamOp& op) {
 /// Something at the device has ended.
 void StreamWorker::take(const Done& done) {
   auto& op = *reinterpret_cast<StreamOp*>(done.cookie & ~kPieceMask);
-  --op.open[done.cookie & kPieceMask];
+  const auto slot = static_cast<std::uint32_t>(done.cookie & kPieceMask);
+  --op.open[slot];
   --op.flying;
   --flying_;
   if (done.error == nullptr) return;
   // Of several the one that comes first on the device: before it everything is right.
+  op.bad_from = std::min(op.bad_from, op.ended + ((slot - op.ended) & static_cast<std::uint32_t>(kPieceMask)));
   if (!op.failed || done.error->offset < op.error.offset) op.error = *done.error;
   op.failed = true;
 }
@@ -326,7 +335,7 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
     op.begun = op.pieces();
   }
   while (op.ended < op.begun && op.open[op.ended & kPieceMask] == 0) {
-    if (op.failed && op.staged && op.opcode == Opcode::read) {
+    if (op.ended >= op.bad_from && op.staged && op.opcode == Opcode::read) {
       const StreamPlan::Piece piece = op.plan.piece(op.ended);
       // Its place may hold a piece that is right and not yet copied.
       const std::uint64_t reached = stream.reached_.host->load(std::memory_order_acquire);
@@ -342,10 +351,16 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
   return moved;
 }
 
-/// The stream copies the piece whatever became of it: what nobody is to take for data.
-void StreamWorker::poison(Stream&, StreamOp& op, std::uint32_t number) {
+/// The stream copies the piece whatever became of it: what nobody is to take for data. What is told to be right is
+/// left.
+void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
   const StreamPlan::Piece piece = op.plan.piece(number);
-  if (op.area) std::memset(op.area.data + piece.at, kPoison, piece.bytes);
+  const Transfer& t = stream.part(op.first_part).transfer;
+  std::uint64_t right = 0;
+  if (op.parts == 1 && op.error.offset >= t.offset) right = op.error.offset - t.offset + op.error.completed;
+  if (right > t.size) right = 0;
+  const std::uint64_t kept = std::clamp(right, piece.begin, piece.begin + piece.bytes) - piece.begin;
+  std::memset(op.area.data + piece.at + kept, kPoison, piece.bytes - kept);
 }
 
 /// All of it is through the device. What became of it is told before the stream goes on.
@@ -356,12 +371,20 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
   for (std::uint32_t i = 0; i < op.parts; ++i) {
     bytes += static_cast<std::int64_t>(stream.part(op.first_part + i).transfer.size);
   }
-  if (op.failed && handle_.state() == State::wedged && op.staged) {
-    // The device may still write to the area: it is never used again.
+  if (op.staged && op.failed && (op.broken || handle_.state() == State::wedged)) {
+    // The stream's copies may be still to come, or the device may still write to the area: it is never used again.
     stream.area_is_lost_.store(true, std::memory_order_release);
   }
-  if (op.told != nullptr) __atomic_store_n(op.told, op.failed ? -op.error.code : bytes, __ATOMIC_RELEASE);
-  if (op.has_status) stream.status_.host->store(op.failed ? static_cast<unsigned>(op.error.code) : 0u);
+  // The last operation tells of all that was submitted with it.
+  if (op.first) {
+    stream.call_bytes_ = 0;
+    stream.call_error_ = 0;
+  }
+  stream.call_bytes_ += bytes;
+  if (op.failed && stream.call_error_ == 0) stream.call_error_ = op.error.code;
+  const int code = stream.call_error_;
+  if (op.told != nullptr) __atomic_store_n(op.told, code != 0 ? -code : stream.call_bytes_, __ATOMIC_RELEASE);
+  if (op.has_status) stream.status_.host->store(static_cast<unsigned>(code));
   if (!op.failed) {
     counters_.bytes.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
     if (op.result != nullptr) op.result->bytes_ += bytes;
@@ -376,7 +399,12 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
 void StreamWorker::explain(Stream& stream, StreamOp& op) {
   const Transfer& t = stream.part(op.first_part).transfer;
   const std::uint64_t part = op.error.offset - t.offset;
-  if (op.parts != 1 || part > t.size) return;
+  if (op.parts != 1) {
+    // Among several, how far one came says nothing that can be used.
+    op.error.completed = 0;
+    return;
+  }
+  if (part > t.size) return;
   op.error.completed += part;
   op.error.offset = t.offset;
   op.error.length = t.size;

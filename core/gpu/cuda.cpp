@@ -31,7 +31,8 @@ constexpr std::uint64_t kBytesOfBlock = kCopyThreads * 16;
 constexpr std::size_t kMostWords = 8;
 /// Copies in callers' threads that may run at once on one GPU.
 constexpr std::size_t kCopyStreams = 8;
-constexpr std::uint64_t kCopyBuffer = 1024 * 1024;
+/// What such a copy goes through: memory of the program need not be pinned.
+constexpr std::uint64_t kCopyBytes = 1024 * 1024;
 
 class CudaRuntime;
 
@@ -135,17 +136,17 @@ class CudaRuntime final : public Runtime {
     return in(place, [&] { return driver_.stream_synchronize(stream); });
   }
   int copy_to_device(const Place& place, Address to, const void* from, std::uint64_t bytes) noexcept override {
-    return copy(place, bytes, [&](const CopyStream& own, std::uint64_t at, std::uint64_t part) {
-      std::memcpy(own.pinned, static_cast<const std::byte*>(from) + at, part);
-      const CuResult code = driver_.to_device(to + at, own.pinned, part, own.stream);
-      return code != 0 ? code : driver_.stream_synchronize(own.stream);
+    return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
+      std::memcpy(one.bounce, static_cast<const std::byte*>(from) + at, size);
+      const int code = driver_.to_device(to + at, one.bounce, size, one.stream);
+      return code != 0 ? code : driver_.stream_synchronize(one.stream);
     });
   }
   int copy_from_device(const Place& place, void* to, Address from, std::uint64_t bytes) noexcept override {
-    return copy(place, bytes, [&](const CopyStream& own, std::uint64_t at, std::uint64_t part) {
-      CuResult code = driver_.from_device(own.pinned, from + at, part, own.stream);
-      if (code == 0) code = driver_.stream_synchronize(own.stream);
-      if (code == 0) std::memcpy(static_cast<std::byte*>(to) + at, own.pinned, part);
+    return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
+      int code = driver_.from_device(one.bounce, from + at, size, one.stream);
+      if (code == 0) code = driver_.stream_synchronize(one.stream);
+      if (code == 0) std::memcpy(static_cast<std::byte*>(to) + at, one.bounce, size);
       return code;
     });
   }
@@ -163,7 +164,7 @@ class CudaRuntime final : public Runtime {
   struct CopyStream {
     std::mutex lock;
     CuStream stream = nullptr;
-    std::byte* pinned = nullptr;  ///< kCopyBuffer bytes: an asynchronous copy needs pinned memory
+    std::byte* bounce = nullptr;
   };
   using CopyStreams = std::array<CopyStream, kCopyStreams>;
 
@@ -174,21 +175,25 @@ class CudaRuntime final : public Runtime {
   }
   template <class Body>
   int copy(const Place& place, std::uint64_t bytes, Body&& body) noexcept {
-    CopyStreams* const streams = find_copy_streams(place);
+    CopyStreams* streams = copy_streams(place);
     if (streams == nullptr) return kCuInvalidValue;
     std::unique_lock<std::mutex> taken;
-    const CopyStream* mine = nullptr;
+    CopyStream* mine = nullptr;
     for (CopyStream& one : *streams) {
       taken = std::unique_lock(one.lock, std::try_to_lock);
       mine = &one;
       if (taken) break;
     }
-    if (!taken) taken = std::unique_lock(streams->back().lock);
+    if (!taken) taken = std::unique_lock(mine->lock);
     return in(place, [&] {
-      for (std::uint64_t at = 0; at < bytes; at += kCopyBuffer) {
-        if (const int code = body(*mine, at, std::min(kCopyBuffer, bytes - at)); code != 0) return code;
+      if (mine->stream == nullptr) {
+        if (const int code = driver_.stream_create(&mine->stream, kCuStreamNonBlocking); code != 0) return code;
       }
-      return 0;
+      int code = 0;
+      for (std::uint64_t at = 0; at < bytes && code == 0; at += kCopyBytes) {
+        code = body(*mine, at, std::min(bytes - at, kCopyBytes));
+      }
+      return code;
     });
   }
 
@@ -199,8 +204,7 @@ class CudaRuntime final : public Runtime {
   }
   CuContext primary(int device);
   int attribute(int device, CuDeviceAttribute attribute);
-  CopyStreams* find_copy_streams(const Place& place) noexcept;
-  void make_copy_streams(const Place& place);
+  CopyStreams* copy_streams(const Place& place) noexcept;
   [[noreturn]] void refuse(CuResult code, const char* operation, const std::string& what,
                            const std::string& hint = "") const {
     const bool memory = code == 2;
@@ -210,7 +214,7 @@ class CudaRuntime final : public Runtime {
   const CudaDriver driver_;
   const int devices_, version_;
   std::vector<Gpu> gpus_;
-  std::mutex contexts_lock_;
+  std::mutex loading_lock_, contexts_lock_;
   std::map<CuContext, Kernels> kernels_;
   std::map<CuContext, CopyStreams> copy_streams_;
   WordPool words_;
@@ -261,12 +265,15 @@ std::optional<Allocation> CudaRuntime::find(Address address) {
   if (driver_.pointer_attribute(&device, kCuPointerDevice, address) != 0) device = 0;
   require_visible(device);
   found.place.device = device;
+  // Held for ever, so that our streams in it outlive the program's own use of it.
+  CuContext held = primary(device);
   // Memory of a pool is no context's; the primary one reaches it.
   if (driver_.pointer_attribute(&found.place.context, kCuPointerContext, address) != 0 ||
       found.place.context == nullptr) {
-    found.place.context = primary(device);
+    found.place.context = held;
   }
-  make_copy_streams(found.place);
+  // Pinned now: once a stream waits, pinning does.
+  static_cast<void>(copy_streams(found.place));
   const Entered entered(driver_, found.place.context);
   CuPointer base = 0;
   std::size_t size = 0;
@@ -337,46 +344,47 @@ StreamHandle CudaRuntime::make_stream(const Place& place) {
   return stream;
 }
 
-CudaRuntime::CopyStreams* CudaRuntime::find_copy_streams(const Place& place) noexcept {
-  const std::lock_guard guard(contexts_lock_);
-  const auto found = copy_streams_.find(place.context);
-  return found == copy_streams_.end() ? nullptr : &found->second;
-}
-
-/// Before any stream waits for what they copy: pinning would wait for that stream.
-void CudaRuntime::make_copy_streams(const Place& place) {
-  if (find_copy_streams(place) != nullptr) return;
-  void* pinned = mmap(nullptr, kCopyStreams * kCopyBuffer, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pinned == MAP_FAILED) fail(ENOMEM, "register", "no memory to copy through", "free memory");
-  madvise(pinned, kCopyStreams * kCopyBuffer, MADV_DONTFORK);
+CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept try {
+  const auto made = [&]() -> CopyStreams* {
+    const std::lock_guard guard(contexts_lock_);
+    const auto found = copy_streams_.find(place.context);
+    return found != copy_streams_.end() ? &found->second : nullptr;
+  };
+  if (CopyStreams* streams = made()) return streams;
+  const std::lock_guard loading(loading_lock_);
+  if (CopyStreams* streams = made()) return streams;
+  void* memory = mmap(nullptr, kCopyStreams * kCopyBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, kCopyStreams * kCopyBytes, MADV_DONTFORK);
   try {
-    pin(pinned, kCopyStreams * kCopyBuffer);
+    pin(memory, kCopyStreams * kCopyBytes);
   } catch (...) {
-    munmap(pinned, kCopyStreams * kCopyBuffer);
+    munmap(memory, kCopyStreams * kCopyBytes);
     throw;
   }
-  std::array<StreamHandle, kCopyStreams> made{};
-  for (StreamHandle& stream : made) stream = make_stream(place);
   const std::lock_guard guard(contexts_lock_);
   CopyStreams& streams = copy_streams_[place.context];
   for (std::size_t i = 0; i < kCopyStreams; ++i) {
-    streams[i].stream = made[i];
-    streams[i].pinned = static_cast<std::byte*>(pinned) + i * kCopyBuffer;
+    streams[i].bounce = static_cast<std::byte*>(memory) + i * kCopyBytes;
   }
+  return &streams;
+} catch (...) {
+  return nullptr;
 }
 
 void CudaRuntime::load_copy_kernel(const Place& place) {
-  const std::lock_guard guard(contexts_lock_);
-  Kernels& kernels = kernels_[place.context];
-  if (kernels.copy != nullptr) return;
+  // Loading may wait for streams that wait, and whoever enqueues what ends that must not wait for this.
+  const std::lock_guard loading(loading_lock_);
+  {
+    const std::lock_guard guard(contexts_lock_);
+    if (kernels_.contains(place.context)) return;
+  }
+  CuFunction copy = nullptr;
   const Entered entered(driver_, place.context);
   CuModule module = nullptr;
   CuResult code = driver_.module_load(&module, kCopyKernel);
-  if (code == 0) code = driver_.module_function(&kernels.copy, module, "ugds_copy");
-  if (code != 0) {
-    kernels.copy = nullptr;
-    refuse(code, "register", "the driver does not load the copy kernel");
-  }
+  if (code == 0) code = driver_.module_function(&copy, module, "ugds_copy");
+  if (code != 0) refuse(code, "register", "the driver does not load the copy kernel");
   // A kernel's first launch may load it, which waits for streams: one that copies nothing is made now. An unused word
   // has zeros behind it.
   const Word order = words_.take(*this);
@@ -385,15 +393,14 @@ void CudaRuntime::load_copy_kernel(const Place& place) {
   CuStream stream = nullptr;
   code = driver_.stream_create(&stream, kCuStreamNonBlocking);
   if (code == 0) {
-    code = driver_.launch(kernels.copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
+    code = driver_.launch(copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
     if (code == 0) code = driver_.stream_synchronize(stream);
     driver_.stream_destroy(stream);
   }
   words_.give_back(order);
-  if (code != 0) {
-    kernels.copy = nullptr;
-    refuse(code, "register", "the copy kernel does not run");
-  }
+  if (code != 0) refuse(code, "register", "the copy kernel does not run");
+  const std::lock_guard guard(contexts_lock_);
+  kernels_[place.context].copy = copy;
 }
 
 int CudaRuntime::enqueue_words(const Place& place, StreamHandle stream, std::span<const WordOp> ops) noexcept {
