@@ -105,7 +105,7 @@ struct alignas(64) StreamOp {
   std::atomic<bool> orphan_taken{false};
   // Of the worker.
   bool started = false, failed = false, completed = false;
-  std::uint32_t bad_from = ~0u;  ///< the first piece that is not right
+  std::uint32_t bad_from = ~0u;        ///< the first piece that is not right
   std::uint32_t begun = 0, ended = 0;  ///< pieces that were given to the device, and that are through it, in order
   struct Cursor {
     std::uint32_t part = 0;  ///< the next one's number, and how much of it was

@@ -351,7 +351,8 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
   return moved;
 }
 
-/// The stream copies the piece whatever became of it: what nobody is to take for data. What is told to be right is left.
+/// The stream copies the piece whatever became of it: what nobody is to take for data. What is told to be right is
+/// left.
 void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
   const StreamPlan::Piece piece = op.plan.piece(number);
   const Transfer& t = stream.part(op.first_part).transfer;

@@ -423,9 +423,8 @@ int CudaRuntime::enqueue_copies(const Place& place, StreamHandle stream, Address
   const auto blocks = static_cast<unsigned>(std::clamp<std::uint64_t>(most / kBytesOfBlock, 1, kCopyBlocks));
   CuPointer address = orders;
   void* arguments[] = {&address};
-  return in(place, [&] {
-    return driver_.launch(copy, blocks, count, 1, kCopyThreads, 1, 1, 0, stream, arguments, nullptr);
-  });
+  return in(place,
+            [&] { return driver_.launch(copy, blocks, count, 1, kCopyThreads, 1, 1, 0, stream, arguments, nullptr); });
 }
 
 struct Found {
