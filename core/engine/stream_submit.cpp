@@ -87,6 +87,10 @@ class Stream::Submission {
   }
   [[gnu::cold]] bool refuse(const Transfer* t, int code, const std::string& cause, const char* hint);
   [[gnu::cold]] bool refuse(const Transfer& t, Refusal refusal);
+  [[gnu::cold]] bool refuse_staging() {
+    return refuse(nullptr, ENOBUFS, "all staging memory is in use by other streams' requests",
+                  "wait for some of them, use fewer streams, or raise UGDS_STAGING");
+  }
 
   Stream& s_;
   Handle& handle_;
@@ -259,16 +263,14 @@ bool Stream::Submission::take_area(std::uint64_t bytes) {
     return true;
   }
   if (s_.area_.size >= 2 * Staging::kUnit) return true;
-  return refuse(nullptr, ENOBUFS, "all staging memory is in use by other streams' requests",
-                "wait for some of them, use fewer streams, or raise UGDS_STAGING");
+  return refuse_staging();
 }
 
 bool Stream::Submission::take_orders() {
   if (s_.orders_) return true;
   s_.orders_ = Staging::of(*s_.runtime_).take(Staging::kUnit);
   if (s_.orders_) return true;
-  return refuse(nullptr, ENOBUFS, "all staging memory is in use by other streams' requests",
-                "wait for some of them, use fewer streams, or raise UGDS_STAGING");
+  return refuse_staging();
 }
 
 /// Whether the stream is held by waits for words, and not by calls.

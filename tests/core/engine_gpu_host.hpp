@@ -7,7 +7,6 @@
 #include <stdlib.h>
 
 #include <algorithm>
-
 #include <memory>
 #include <string>
 #include <thread>
@@ -189,7 +188,6 @@ class Asked {
       return -1;
     }
     result_->look();
-    if (getenv("SHOW") && result_->failed()) MESSAGE(result_->error().message());
     return result_->result();
   }
   const Error& error() const { return result_->error(); }

@@ -203,7 +203,8 @@ TEST_CASE("stream: values that are bound late and are bad fail their request, an
   for (const Demand route : kRoutes) {
     CAPTURE(static_cast<int>(route));
     GpuMemory target(1 * MiB, route);
-    const std::int64_t bad[][3] = {{100, 4096, 0}, {0, 2 * MiB, 0}, {0, 4096, 1 * MiB}, {16 * MiB, 4096, 0}, {0, -1, 0}};
+    const std::int64_t bad[][3] = {
+        {100, 4096, 0}, {0, 2 * MiB, 0}, {0, 4096, 1 * MiB}, {16 * MiB, 4096, 0}, {0, -1, 0}};
     for (const auto& [offset, size, at] : bad) {
       std::int64_t told = 0;
       StreamCall call;

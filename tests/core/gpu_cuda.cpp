@@ -67,8 +67,8 @@ TEST_CASE("cuda: words go both ways, from a thread without a context") {
     const gpu::Word word = runtime().make_word(), other = runtime().make_word();
     CHECK(word.host->load() == 0);
     using Op = gpu::WordOp;
-    const Op ops[] = {{Op::Kind::write, word.device, 7}, {Op::Kind::wait, other.device, 3},
-                      {Op::Kind::write, word.device, 8}};
+    const Op ops[] = {
+        {Op::Kind::write, word.device, 7}, {Op::Kind::wait, other.device, 3}, {Op::Kind::write, word.device, 8}};
     CHECK(runtime().enqueue_words(place, stream, ops) == 0);
     CHECK(comes_true([&] { return word.host->load() == 7; }));
     std::this_thread::sleep_for(5ms);
