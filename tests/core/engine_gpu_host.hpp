@@ -128,7 +128,7 @@ class GpuMemory {
         CHECK(std::count(guard.begin(), guard.end(), kMark) == static_cast<std::ptrdiff_t>(kGuard));
       }
     }
-    CHECK(memory::Registry::instance().close(reference_) == 0);
+    CHECK(engine::close_registration(reference_) == 0);
     free();
   }
   GpuMemory(const GpuMemory&) = delete;
