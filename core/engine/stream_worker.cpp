@@ -207,7 +207,9 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     };
     t.offset = value(op.values.offset, t.offset);
     t.size = value(op.values.size, t.size);
-    t.buffer_offset = op.values.base + value(op.values.buffer_offset, t.buffer_offset);
+    const std::uint64_t in_buffer = value(op.values.buffer_offset, t.buffer_offset);
+    // By itself: added to a base, a negative one would lie in the registration, and not in what was named.
+    t.buffer_offset = static_cast<std::int64_t>(in_buffer) < 0 ? in_buffer : op.values.base + in_buffer;
     if (t.size > most) {
       error.code = EINVAL;
       error.operation = operation_name(t.opcode);

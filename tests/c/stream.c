@@ -100,7 +100,10 @@ static void reads_late_values_in_stream_order(void) {
   static off_t middle = SIZE / 2;
   CHECK(uGDSReadAsync(fh, (char*)buffer + SIZE / 2, &half, &middle, &in, &second, stream).err == UGDS_SUCCESS);
   CHECK(uGDSReadAsync(fh, buffer, &half, &bad, &in, &wrong, stream).err == UGDS_SUCCESS);
+  static ssize_t before = 0;
+  CHECK(uGDSReadAsync(fh, (char*)buffer + SIZE / 2, &half, &at, &bad, &before, stream).err == UGDS_SUCCESS);
   CHECK(uGDSStreamDeregister(stream).err == UGDS_SUCCESS);
+  CHECK(before == -EINVAL);
   CHECK(first == SIZE / 2 && second == SIZE / 2 && wrong < 0);
   CHECK(is_there());
   CHECK(uGDSReadAsync(fh, buffer, NULL, &at, &in, &done, stream).err == UGDS_INVALID_VALUE);
