@@ -18,94 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-
-# The same kernels as the fake's, by hand: one thread a byte at a time, in strides of the whole grid.
-_PTX = """
-.version 7.0
-.target sm_70
-.address_size 64
-
-.visible .entry ugds_spin(.param .u64 nanoseconds)
-{
-  .reg .pred %p;
-  .reg .u64 %limit, %start, %now;
-  ld.param.u64 %limit, [nanoseconds];
-  mov.u64 %start, %globaltimer;
-again:
-  mov.u64 %now, %globaltimer;
-  sub.u64 %now, %now, %start;
-  setp.lt.u64 %p, %now, %limit;
-  @%p bra again;
-  ret;
-}
-
-.visible .entry ugds_fill(.param .u64 address, .param .u64 bytes, .param .u64 seed)
-{
-  .reg .pred %p;
-  .reg .u32 %block, %width, %thread, %blocks;
-  .reg .u64 %base, %count, %first, %i, %step, %value, %at;
-  ld.param.u64 %base, [address];
-  ld.param.u64 %count, [bytes];
-  ld.param.u64 %first, [seed];
-  cvta.to.global.u64 %base, %base;
-  mov.u32 %block, %ctaid.x;
-  mov.u32 %width, %ntid.x;
-  mov.u32 %thread, %tid.x;
-  mov.u32 %blocks, %nctaid.x;
-  cvt.u64.u32 %i, %thread;
-  mad.wide.u32 %i, %block, %width, %i;
-  mul.wide.u32 %step, %blocks, %width;
-again:
-  setp.ge.u64 %p, %i, %count;
-  @%p bra done;
-  mad.lo.u64 %value, %i, 2654435761, %first;
-  shr.u64 %value, %value, 16;
-  add.u64 %at, %base, %i;
-  st.global.u8 [%at], %value;
-  add.u64 %i, %i, %step;
-  bra again;
-done:
-  ret;
-}
-
-.visible .entry ugds_check(.param .u64 address, .param .u64 bytes, .param .u64 seed, .param .u64 result)
-{
-  .reg .pred %p;
-  .reg .u32 %block, %width, %thread, %blocks;
-  .reg .u64 %base, %count, %first, %to, %i, %step, %value, %found, %at, %wrong;
-  ld.param.u64 %base, [address];
-  ld.param.u64 %count, [bytes];
-  ld.param.u64 %first, [seed];
-  ld.param.u64 %to, [result];
-  cvta.to.global.u64 %base, %base;
-  cvta.to.global.u64 %to, %to;
-  mov.u64 %wrong, 0;
-  mov.u32 %block, %ctaid.x;
-  mov.u32 %width, %ntid.x;
-  mov.u32 %thread, %tid.x;
-  mov.u32 %blocks, %nctaid.x;
-  cvt.u64.u32 %i, %thread;
-  mad.wide.u32 %i, %block, %width, %i;
-  mul.wide.u32 %step, %blocks, %width;
-again:
-  setp.ge.u64 %p, %i, %count;
-  @%p bra done;
-  mad.lo.u64 %value, %i, 2654435761, %first;
-  shr.u64 %value, %value, 16;
-  and.b64 %value, %value, 255;
-  add.u64 %at, %base, %i;
-  ld.global.u8 %found, [%at];
-  setp.ne.u64 %p, %found, %value;
-  @%p add.u64 %wrong, %wrong, 1;
-  add.u64 %i, %i, %step;
-  bra again;
-done:
-  setp.eq.u64 %p, %wrong, 0;
-  @%p ret;
-  red.global.add.u64 [%to], %wrong;
-  ret;
-}
-"""
+from ugds.bench.ptx import PTX
 
 NOT_READY = 600
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -344,7 +257,7 @@ class Gpu:
     def _kernel(self, name: str) -> ctypes.c_void_p:
         if name not in self._kernels:
             if not self._module:
-                self.call("cuModuleLoadData", ctypes.byref(self._module), _PTX.encode())
+                self.call("cuModuleLoadData", ctypes.byref(self._module), PTX.encode())
             function = ctypes.c_void_p()
             self.call("cuModuleGetFunction", ctypes.byref(function), self._module, name.encode())
             self._kernels[name] = function
