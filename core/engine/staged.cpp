@@ -257,10 +257,7 @@ class StagedRun {
     for (auto& operation : operations_) operation.reset();
     gpu_.runtime().synchronize(gpu_.place(), lane_.stream());
     if (lane_.copied().host != nullptr) lane_.copied().host->store(lane_.count, std::memory_order_release);
-    error.operation = operation_name(t_.opcode);
-    set_device(error, handle_.uri().c_str());
-    error.offset = t_.offset;
-    error.length = t_.size;
+    set_transfer(error, handle_, t_);
     error.completed = t_.opcode == Opcode::read ? std::min(right_, enqueued_ * piece_) : right_;
     last_error() = error;
     return -code;
@@ -284,10 +281,7 @@ class StagedRun {
 
 std::int64_t refuse(Handle& handle, const Transfer& t, const Error& why) {
   Error& error = last_error() = why;
-  error.operation = operation_name(t.opcode);
-  set_device(error, handle.uri().c_str());
-  error.offset = t.offset;
-  error.length = t.size;
+  set_transfer(error, handle, t);
   return -error.code;
 }
 

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <ctime>
 #include <utility>
 
-#include "base/fork.hpp"
 #include "engine/stream_worker.hpp"
 
 namespace ugds::engine {
@@ -144,10 +142,7 @@ void Stream::drop_holds(const StreamOp& op, memory::Ledger& ledger) {
 void Stream::retire(StreamOp& op, std::uint64_t number, bool passed) {
   StreamWorker* const worker = op.worker.load(std::memory_order_relaxed);
   if (worker != nullptr) drop_holds(op, worker->ledger());
-  StreamResult* const result = op.result;
-  if (result != nullptr) {
-    result->release();
-  }
+  if (op.result != nullptr) op.result->release();
   holds_to_come_ += op.holds;
   if (passed) holds_pending_.fetch_sub(std::exchange(holds_to_come_, 0), std::memory_order_relaxed);
   parts_pending_.fetch_sub(op.parts, std::memory_order_relaxed);
@@ -184,7 +179,7 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
     if (one.told != nullptr) __atomic_store_n(one.told, -error.code, __ATOMIC_RELEASE);
     if (one.has_status) status_.host->store(static_cast<unsigned>(error.code));
     if (one.staged && one.area && !one.completed) {
-      if (one.opcode == nvme::Opcode::read) std::fill_n(one.area.data, one.area.size, std::byte{0xdb});
+      if (one.opcode == nvme::Opcode::read) std::fill_n(one.area.data, one.area.size, kPoison);
       // The stream's copies are still to come, and the device may be at it.
       area_is_lost_.store(true, std::memory_order_release);
     }
@@ -240,7 +235,7 @@ void Stream::wait_in_call(void* context) {
   constexpr std::uint64_t kPoll = 50'000;
   const auto& hold = *static_cast<const Hold*>(context);
   const std::uint64_t start = monotonic_ns();
-  while (static_cast<std::int64_t>(hold.word->load(std::memory_order_acquire) - hold.value) < 0) {
+  while (!is_at(hold.word->load(std::memory_order_acquire), hold.value)) {
     if (monotonic_ns() - start < kPoll) {
       cpu_pause();
       continue;
@@ -276,23 +271,7 @@ int close_registration(const memory::Reference& reference) {
 }
 
 std::int64_t wait_for(Stream& stream, const Interrupt& interrupt) {
-  constexpr std::uint64_t kPoll = 50'000, kAsk = 20'000'000;
-  const std::uint64_t start = monotonic_ns();
-  std::uint64_t asked = start;
-  while (!stream.idle()) {
-    const std::uint64_t now = monotonic_ns();
-    if (now - start < kPoll) {
-      cpu_pause();
-      continue;
-    }
-    if (interrupt.asked != nullptr && now - asked > kAsk) {
-      asked = now;
-      if (interrupt.asked(interrupt.context)) return -EINTR;
-    }
-    const timespec nap{0, 50'000};
-    nanosleep(&nap, nullptr);
-  }
-  return 0;
+  return wait_until([&] { return stream.idle(); }, ~std::uint64_t{0}, interrupt) ? 0 : -EINTR;
 }
 
 }  // namespace ugds::engine

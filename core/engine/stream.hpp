@@ -13,13 +13,16 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <ctime>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <span>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
+#include "engine/operation.hpp"
 #include "engine/staging.hpp"
 #include "engine/stream_plan.hpp"
 #include "engine/transfer.hpp"
@@ -29,7 +32,11 @@ namespace ugds::engine {
 
 class Handle;
 class StreamWorker;
-struct Interrupt;
+
+/// Whether a word is at `value` or past it: such words only grow, and wrap.
+inline bool is_at(std::uint64_t word, std::uint64_t value) { return static_cast<std::int64_t>(word - value) >= 0; }
+/// What a staged read that failed leaves in place of what it did not read.
+inline constexpr std::byte kPoison{0xdb};
 
 /// What became of a request, or of a group: kept by whoever may ask, and by the stream until it has ended.
 class StreamResult {
@@ -43,8 +50,7 @@ class StreamResult {
   /// The device's part is done, and what the stream was to copy after it has been copied.
   bool done() const {
     if (left_.load(std::memory_order_acquire) != 0) return false;
-    return copied_ == nullptr || failed_ ||
-           static_cast<std::int64_t>(copied_->load(std::memory_order_acquire) - copied_at_) >= 0;
+    return copied_ == nullptr || failed_ || is_at(copied_->load(std::memory_order_acquire), copied_at_);
   }
   /// Only when done: bytes, or -errno with `error`.
   std::int64_t result() const { return failed_ ? -error_.code : bytes_; }
@@ -100,7 +106,7 @@ struct alignas(64) StreamOp {
   std::uint64_t reached = 0, allowed = 0;  ///< both words before it
   std::uint32_t first_part = 0, parts = 0;
   nvme::Opcode opcode = nvme::Opcode::read;
-  bool staged = false, by_kernel = false, late = false, broken = false;
+  bool staged = false, by_kernel = false, broken = false;
   bool first = false;  ///< of what was submitted as one
   bool waits = false;  ///< it is held by waits for a word, and not by calls
   std::uint32_t holds = 0, orders = 0;
@@ -235,6 +241,29 @@ class Stream {
 /// Closes a registration as Registry::close does. Where a stream has just gone on, the thread that lets go of its
 /// memory is waited for, a millisecond at most.
 int close_registration(const memory::Reference& reference);
+
+/// Waits for what a stream's thread brings about: polls for a moment, then looks again every 50 us. True: `done()` is.
+/// False: the time is up, or `interrupt` ended it.
+template <class Done>
+bool wait_until(Done&& done, std::uint64_t limit_ns, const Interrupt& interrupt) {
+  constexpr std::uint64_t kPoll = 50'000, kAsk = 20'000'000;
+  const std::uint64_t start = monotonic_ns();
+  for (std::uint64_t asked = start; !done();) {
+    const std::uint64_t now = monotonic_ns();
+    if (now - start >= limit_ns) return false;
+    if (now - start < kPoll) {
+      cpu_pause();
+      continue;
+    }
+    if (interrupt.asked != nullptr && now - asked > kAsk) {
+      asked = now;
+      if (interrupt.asked(interrupt.context)) return false;
+    }
+    const timespec nap{0, 50'000};
+    nanosleep(&nap, nullptr);
+  }
+  return true;
+}
 
 /// Waits until none of our requests is pending on the stream. 0, -EINTR.
 std::int64_t wait_for(Stream& stream, const Interrupt& interrupt);

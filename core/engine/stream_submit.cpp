@@ -9,7 +9,6 @@
 #include <ctime>
 #include <utility>
 
-#include "base/fork.hpp"
 #include "engine/stream.hpp"
 #include "engine/stream_worker.hpp"
 
@@ -42,7 +41,7 @@ class Stream::Submission {
  public:
   Submission(Stream& stream, Handle& handle, StreamWorker& worker, const StreamCall& call)
       : s_(stream), handle_(handle), worker_(worker), call_(call) {}
-  ~Submission() { drop(held_); }
+  ~Submission() { drop(); }
   Submission(const Submission&) = delete;
   Submission& operator=(const Submission&) = delete;
 
@@ -65,13 +64,13 @@ class Stream::Submission {
 
   bool check(const Transfer& t);
   bool hold(const Transfer& t);
-  void drop(std::size_t count);
+  void drop();
   std::uint64_t holds() const;
   bool take_area(std::uint64_t bytes);
   bool take_orders();
   bool waits();
-  bool make(Kind kind, bool last);
-  bool count_copies(const StreamOp& op);
+  void make(Kind kind, bool last);
+  bool has_many_copies(const StreamOp& op);
   void enqueue(StreamOp& op);
   void enqueue_read(StreamOp& op);
   void enqueue_write(StreamOp& op);
@@ -110,12 +109,9 @@ class Stream::Submission {
 bool Stream::Submission::refuse(const Transfer* t, int code, const std::string& cause, const char* hint) {
   Error& error = last_error() = Error{};
   error.code = code;
-  error.operation = t != nullptr ? operation_name(t->opcode) : "stream";
+  error.operation = "stream";
   set_device(error, handle_.uri().c_str());
-  if (t != nullptr) {
-    error.offset = t->offset;
-    error.length = t->size;
-  }
+  if (t != nullptr) set_transfer(error, handle_, *t);
   set_cause(error, "%s", cause.c_str());
   set_hint(error, "%s", hint);
   return false;
@@ -124,18 +120,14 @@ bool Stream::Submission::refuse(const Transfer* t, int code, const std::string& 
 bool Stream::Submission::refuse(const Transfer& t, Refusal refusal) {
   Error& error = last_error() = Error{};
   set_refusal(error, handle_, t, refusal);
-  error.operation = operation_name(t.opcode);
-  set_device(error, handle_.uri().c_str());
-  error.offset = t.offset;
-  error.length = t.size;
+  set_transfer(error, handle_, t);
   return false;
 }
 
-void Stream::Submission::drop(std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
+void Stream::Submission::drop() {
+  for (std::size_t i = 0; i < held_; ++i) {
     worker_.ledger().remove_shared(call_.requests[i].buffer.registration->index());
   }
-  held_ = 0;
 }
 
 bool Stream::Submission::hold(const Transfer& t) {
@@ -300,7 +292,7 @@ std::int64_t Stream::Submission::enqueue_all() {
 }
 
 /// Makes the operation of one kind, enqueues it and hands it over.
-bool Stream::Submission::make(Kind kind, bool last) {
+void Stream::Submission::make(Kind kind, bool last) {
   const std::uint64_t tail = s_.tail_.load(std::memory_order_relaxed);
   StreamOp& op = s_.op(tail);
   op.renew();
@@ -310,7 +302,6 @@ bool Stream::Submission::make(Kind kind, bool last) {
   op.staged = kind != kDirect;
   op.opcode = kind == kStagedWrite ? Opcode::write : Opcode::read;
   op.values = call_.late;
-  op.late = static_cast<bool>(call_.late);
   op.first = std::exchange(first_, false);
   std::uint64_t begin = 0;
   for (const Transfer& t : call_.requests) {
@@ -323,7 +314,7 @@ bool Stream::Submission::make(Kind kind, bool last) {
     op.plan = StreamPlan(begin, s_.area_.size);
     op.area = s_.area_;
     op.replaced = std::exchange(s_.replaced_, {});
-    op.by_kernel = op.late || count_copies(op);
+    op.by_kernel = call_.late || has_many_copies(op);
   }
   if (last) {
     op.told = call_.told;
@@ -359,11 +350,10 @@ bool Stream::Submission::make(Kind kind, bool last) {
   op.worker.store(&worker_, std::memory_order_relaxed);
   worker_.count_in();
   s_.tail_.store(tail + 1, std::memory_order_seq_cst);
-  return true;
 }
 
 /// Whether there are too many pieces of memory for copies one by one.
-bool Stream::Submission::count_copies(const StreamOp& op) {
+bool Stream::Submission::has_many_copies(const StreamOp& op) {
   std::uint32_t copies = 0;
   gpu::Address end = 0;
   for (std::uint32_t i = 0; i < op.parts; ++i) {

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <system_error>
 
 #include "base/clock.hpp"
@@ -24,15 +23,10 @@ namespace {
 
 /// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
 constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
-/// Then it sleeps, and looks again after this long; the more streams there are to look at, the longer.
+/// Then it sleeps, and looks again after this long; the longer it has waited, the later.
 constexpr long kShortestNap = 30'000, kLongestNap = 200'000;
-/// What a read that failed leaves in place of what it did not read.
-constexpr int kPoison = 0xdb;
 constexpr std::uint64_t kPieceMask = 7;
 static_assert(StreamPlan::kMostOpen <= kPieceMask + 1 && alignof(StreamOp) > kPieceMask);
-
-/// -1, 0 or 1 as a is before, at or after b, as numbers that wrap.
-bool is_at(std::uint64_t a, std::uint64_t b) { return static_cast<std::int64_t>(a - b) >= 0; }
 
 /// One request, as a batch asks for it.
 struct One {
@@ -117,7 +111,6 @@ void StreamWorker::run() {
       moved = moved || ended > 0;
     }
     if (moved) {
-      rests_ = 0;
       resting_since_ = 0;
     } else {
       rest();
@@ -199,7 +192,7 @@ bool StreamWorker::begin(Stream& stream, StreamOp& op) {
 
 void StreamWorker::bind(Stream& stream, StreamOp& op) {
   Error error;
-  if (op.late) {
+  if (op.values) {
     Transfer& t = stream.part(op.first_part).transfer;
     const std::uint64_t most = t.size;
     const auto value = [](const std::int64_t* at, std::uint64_t otherwise) {
@@ -212,9 +205,7 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     t.buffer_offset = static_cast<std::int64_t>(in_buffer) < 0 ? in_buffer : op.values.base + in_buffer;
     if (t.size > most) {
       error.code = EINVAL;
-      error.operation = operation_name(t.opcode);
-      error.offset = t.offset;
-      error.length = t.size;
+      set_transfer(error, handle_, t);
       set_cause(error, "the size has become larger than it was when the request was submitted");
       set_hint(error, "submit with the largest size that it may have");
     }
@@ -224,13 +215,9 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     const Refusal refusal = check_transfer(handle_.geometry(), t);
     if (refusal == Refusal::none) continue;
     set_refusal(error, handle_, t, refusal);
-    error.operation = operation_name(t.opcode);
-    error.offset = t.offset;
-    error.length = t.size;
+    set_transfer(error, handle_, t);
   }
-  if (error.code == 0) return;
-  set_device(error, handle_.uri().c_str());
-  fail(op, error);
+  if (error.code != 0) fail(op, error);
 }
 
 /// What the copy kernel is to do, piece by piece. Nothing for what failed before it began: where it would copy to is
@@ -362,7 +349,7 @@ void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
   if (op.parts == 1 && op.error.offset >= t.offset) right = op.error.offset - t.offset + op.error.completed;
   if (right > t.size) right = 0;
   const std::uint64_t kept = std::clamp(right, piece.begin, piece.begin + piece.bytes) - piece.begin;
-  std::memset(op.area.data + piece.at + kept, kPoison, piece.bytes - kept);
+  std::fill_n(op.area.data + piece.at + kept, piece.bytes - kept, kPoison);
 }
 
 /// All of it is through the device. What became of it is told before the stream goes on.

@@ -73,7 +73,6 @@ class StreamWorker {
   std::atomic<std::uint32_t> asleep_{0};
   std::atomic<bool> quit_{false};
   Idle idle_;
-  std::uint32_t rests_ = 0;
   std::uint64_t resting_since_ = 0;
   std::thread thread_;
 };

@@ -118,6 +118,13 @@ Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
   return Refusal::none;
 }
 
+void set_transfer(Error& error, Handle& handle, const Transfer& t) {
+  error.operation = operation_name(t.opcode);
+  set_device(error, handle.uri().c_str());
+  error.offset = t.offset;
+  error.length = t.size;
+}
+
 void set_freed(Error& error) {
   error.code = ESTALE;
   set_cause(error, "the GPU memory was freed while it was registered");
@@ -147,10 +154,7 @@ void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusa
 
 Error describe(Handle& handle, const Transfer& t, const queue::Request& request, Refusal refusal) {
   Error error;
-  error.operation = operation_name(t.opcode);
-  set_device(error, handle.uri().c_str());
-  error.offset = t.offset;
-  error.length = t.size;
+  set_transfer(error, handle, t);
   error.completed = request.failed() ? request.failed_at : 0;
   if (refusal == Refusal::interrupted) {
     set_interrupted(error, handle, request.expired);

@@ -78,6 +78,8 @@ Refusal check_transfer(const Handle::Geometry& geometry, const Transfer& transfe
 /// "read", "write", "flush", "discard".
 const char* operation_name(nvme::Opcode opcode);
 
+/// Which request an error is of: operation, device and range.
+void set_transfer(Error& error, Handle& handle, const Transfer& transfer);
 /// Why the device is left alone, in words, with the errno.
 void set_refusal(Error& error, Handle& handle, const Transfer& transfer, Refusal refusal);
 /// GPU memory was freed while it was registered.

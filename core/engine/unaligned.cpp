@@ -148,10 +148,7 @@ class Walk {
 std::int64_t refuse(Handle& handle, const Transfer& t, int code, const char* cause, const char* hint) {
   Error& error = last_error() = Error{};
   error.code = code;
-  error.operation = operation_name(t.opcode);
-  set_device(error, handle.uri().c_str());
-  error.offset = t.offset;
-  error.length = t.size;
+  set_transfer(error, handle, t);
   set_cause(error, "%s", cause);
   set_hint(error, "%s", hint);
   return -code;

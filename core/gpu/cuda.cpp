@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -156,7 +157,7 @@ class CudaRuntime final : public Runtime {
   struct Gpu {
     std::mutex lock;
     CuContext primary = nullptr;
-    std::array<int, 2> attributes{-1, -1};
+    std::array<std::atomic<int>, 2> attributes{-1, -1};  ///< -1: not asked for yet
   };
   struct Kernels {
     CuFunction copy = nullptr;
@@ -241,14 +242,13 @@ CuContext CudaRuntime::primary(int device) {
 int CudaRuntime::attribute(int device, CuDeviceAttribute attribute) {
   if (device < 0 || device >= devices_) return 0;
   Gpu& gpu = gpus_[static_cast<std::size_t>(device)];
-  int& known = gpu.attributes[attribute == kCuCan64BitWords];
-  const std::lock_guard guard(gpu.lock);
-  if (known < 0) {
-    CuDevice id = 0;
-    int value = 0;
-    known = driver_.device_get(&id, device) == 0 && driver_.device_attribute(&value, attribute, id) == 0 ? value : 0;
-  }
-  return known;
+  std::atomic<int>& known = gpu.attributes[attribute == kCuCan64BitWords];
+  if (const int value = known.load(std::memory_order_relaxed); value >= 0) return value;
+  CuDevice id = 0;
+  int value = 0;
+  if (driver_.device_get(&id, device) != 0 || driver_.device_attribute(&value, attribute, id) != 0) value = 0;
+  known.store(value, std::memory_order_relaxed);
+  return value;
 }
 
 std::optional<Allocation> CudaRuntime::find(Address address) {

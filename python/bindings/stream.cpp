@@ -8,11 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
-#include <ctime>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "columns.hpp"
 #include "engine/stream.hpp"
 #include "engine/stream_worker.hpp"
@@ -211,28 +208,8 @@ PyStreamOp transfer(nb::handle device, nb::handle buffer, nb::handle offset, nb:
 
 /// Waits without the interpreter lock. Raises TimeoutError, and what a signal handler raises.
 std::int64_t wait_for_result(const ResultOf& result, std::optional<double> timeout, const std::string& uri) {
-  constexpr std::uint64_t kPoll = 50'000, kAsk = 20'000'000;
-  const std::uint64_t start = monotonic_ns();
   const std::uint64_t limit = timeout ? static_cast<std::uint64_t>(std::clamp(*timeout, 0.0, 1e9) * 1e9) : ~0ull;
-  const engine::Interrupt interrupt = python_interrupt();
-  const auto is_done = [&] {
-    std::uint64_t asked = start;
-    while (!result->done()) {
-      const std::uint64_t now = monotonic_ns();
-      if (now - start >= limit) return false;
-      if (now - start < kPoll) {
-        cpu_pause();
-        continue;
-      }
-      if (now - asked > kAsk) {
-        asked = now;
-        if (interrupt.asked(interrupt.context)) return false;
-      }
-      const timespec nap{0, 50'000};
-      nanosleep(&nap, nullptr);
-    }
-    return true;
-  };
+  const auto is_done = [&] { return engine::wait_until([&] { return result->done(); }, limit, python_interrupt()); };
   if (!result->done() && !without_lock(is_done)) {
     check_interrupt();
     PyErr_SetString(PyExc_TimeoutError, ("the operation on " + uri + " has not ended yet").c_str());
