@@ -24,7 +24,7 @@ namespace {
 /// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
 constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
 /// Then it sleeps, and looks again after this long; the longer it has waited, the later.
-constexpr long kShortestNap = 30'000, kLongestNap = 200'000;
+constexpr long kShortestNap = 30'000, kLongestNap = 500'000;
 constexpr std::uint64_t kPieceMask = 7;
 static_assert(StreamPlan::kMostOpen <= kPieceMask + 1 && alignof(StreamOp) > kPieceMask);
 
