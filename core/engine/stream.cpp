@@ -185,7 +185,10 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
     }
     if (!one.completed) {
       keep_error(one.result, error);
-      if (one.result != nullptr) one.result->left_.fetch_sub(1, std::memory_order_acq_rel);
+      if (one.result != nullptr) {
+        one.result->copied_ = nullptr;  // nobody says when the stream gets there
+        one.result->left_.fetch_sub(1, std::memory_order_acq_rel);
+      }
     }
     one.worker.store(nullptr, std::memory_order_seq_cst);
     worker.pending_.fetch_sub(1, std::memory_order_acq_rel);

@@ -50,7 +50,7 @@ class StreamResult {
   /// The device's part is done, and what the stream was to copy after it has been copied.
   bool done() const {
     if (left_.load(std::memory_order_acquire) != 0) return false;
-    return copied_ == nullptr || failed_ || is_at(copied_->load(std::memory_order_acquire), copied_at_);
+    return copied_ == nullptr || is_at(copied_->load(std::memory_order_acquire), copied_at_);
   }
   /// Only when done: bytes, or -errno with `error`.
   std::int64_t result() const { return failed_ ? -error_.code : bytes_; }

@@ -81,8 +81,10 @@ class Stream::Submission {
   void wait(StreamOp& op, std::uint64_t value);
   void call(StreamOp& op, void (*function)(void*), const gpu::Word& word, std::uint64_t value);
   void flush();
-  void note(int code) {
-    if (code_ == 0) code_ = code;
+  /// A call of the runtime. After one that failed there is no other: copies that no wait is in front of would run.
+  template <class Call>
+  void enqueue_by(Call&& call) {
+    if (code_ == 0) code_ = call(*s_.runtime_);
   }
   [[gnu::cold]] bool refuse(const Transfer* t, int code, const std::string& cause, const char* hint);
   [[gnu::cold]] bool refuse(const Transfer& t, Refusal refusal);
@@ -323,15 +325,15 @@ void Stream::Submission::make(Kind kind, bool last) {
   if (call_.result != nullptr) {
     call_.result->refer();
     op.result = call_.result;
-    if (kind == kStagedRead) {
-      call_.result->copied_ = s_.reached_.host;
-      call_.result->copied_at_ = op.last_reached();
-    }
   }
   op.waits = waits();
   enqueue(op);
   s_.next_reached_ = op.last_reached();
   s_.next_allowed_ = op.last_allowed();
+  if (code_ == 0 && kind == kStagedRead && op.result != nullptr) {
+    op.result->copied_ = s_.reached_.host;
+    op.result->copied_at_ = op.last_reached();
+  }
   if (code_ != 0) {
     // What was enqueued of it is let through.
     op.broken = true;
@@ -367,7 +369,9 @@ bool Stream::Submission::has_many_copies(const StreamOp& op) {
 
 void Stream::Submission::flush() {
   if (word_count_ == 0) return;
-  note(s_.runtime_->enqueue_words(s_.place_, s_.handle_, std::span(words_.data(), word_count_)));
+  enqueue_by([&](gpu::Runtime& runtime) {
+    return runtime.enqueue_words(s_.place_, s_.handle_, std::span(words_.data(), word_count_));
+  });
   word_count_ = 0;
 }
 
@@ -376,7 +380,7 @@ void Stream::Submission::call(StreamOp& op, void (*function)(void*), const gpu::
   Hold& hold = s_.holds_[s_.next_hold_++ % kHolds];
   hold = {word.host, value};
   ++op.holds;
-  note(s_.runtime_->enqueue_call(s_.place_, s_.handle_, function, &hold));
+  enqueue_by([&](gpu::Runtime& runtime) { return runtime.enqueue_call(s_.place_, s_.handle_, function, &hold); });
 }
 
 void Stream::Submission::write(StreamOp& op, std::uint64_t value) {
@@ -394,8 +398,10 @@ void Stream::Submission::wait(StreamOp& op, std::uint64_t value) {
 void Stream::Submission::copy(const StreamOp& op, std::uint64_t at, gpu::Address gpu, std::uint64_t bytes) {
   if (bytes == 0) return;
   std::byte* mine = op.area.data + at;
-  note(op.opcode == Opcode::read ? s_.runtime_->enqueue_to_device(s_.place_, s_.handle_, gpu, mine, bytes)
-                                 : s_.runtime_->enqueue_from_device(s_.place_, s_.handle_, mine, gpu, bytes));
+  enqueue_by([&](gpu::Runtime& runtime) {
+    return op.opcode == Opcode::read ? runtime.enqueue_to_device(s_.place_, s_.handle_, gpu, mine, bytes)
+                                     : runtime.enqueue_from_device(s_.place_, s_.handle_, mine, gpu, bytes);
+  });
 }
 
 /// The GPU's copies of one piece, neighbours as one.
@@ -420,8 +426,10 @@ void Stream::Submission::copies(StreamOp& op, std::uint32_t number) {
     bytes = fragment.bytes;
   }
   if (!op.by_kernel) return copy(op, at, gpu, bytes);
-  note(s_.runtime_->enqueue_copies(s_.place_, s_.handle_, s_.orders_.device + order_ * sizeof(gpu::CopyOrder),
-                                   std::max(count, 1u), most));
+  const gpu::Address orders = s_.orders_.device + order_ * sizeof(gpu::CopyOrder);
+  enqueue_by([&](gpu::Runtime& runtime) {
+    return runtime.enqueue_copies(s_.place_, s_.handle_, orders, std::max(count, 1u), most);
+  });
   order_ += std::max(count, 1u);
   op.orders = order_;
 }
@@ -429,7 +437,9 @@ void Stream::Submission::copies(StreamOp& op, std::uint32_t number) {
 void Stream::Submission::tell_status(const StreamOp& op) {
   if (!op.has_status) return;
   flush();
-  note(s_.runtime_->enqueue_to_device(s_.place_, s_.handle_, call_.status, s_.status_.host, 4));
+  enqueue_by([&](gpu::Runtime& runtime) {
+    return runtime.enqueue_to_device(s_.place_, s_.handle_, call_.status, s_.status_.host, 4);
+  });
 }
 
 void Stream::Submission::enqueue(StreamOp& op) {

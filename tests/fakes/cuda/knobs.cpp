@@ -122,6 +122,7 @@ FAKE_EXPORT uint64_t fake_cuda_misuse(void) { return misuse_count(); }
 FAKE_EXPORT const char* fake_cuda_misuse_text(void) { return misuse_text(); }
 
 FAKE_EXPORT int fake_cuda_peek(void* to, uint64_t device, size_t size) {
+  if (size == 0) return 0;
   const std::byte* from = memory().reach(device, size);
   if (from == nullptr) return -1;
   std::memcpy(to, from, size);
@@ -129,6 +130,7 @@ FAKE_EXPORT int fake_cuda_peek(void* to, uint64_t device, size_t size) {
 }
 
 FAKE_EXPORT int fake_cuda_poke(uint64_t device, const void* from, size_t size) {
+  if (size == 0) return 0;
   std::byte* to = memory().reach(device, size);
   if (to == nullptr) return -1;
   std::memcpy(to, from, size);
