@@ -41,11 +41,12 @@ void Stream::open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Pl
   allowed_ = runtime.make_word();
   status_ = runtime.make_word();
   try {
-    runtime.load_copy_kernel(place);
-    has_kernel_ = true;
+    runtime.load_kernels(place);
+    has_kernels_ = true;
   } catch (const Failure& failure) {
-    // Without one, what needs it is refused.
+    // Without them, what needs one is refused.
     if (failure.error().code != EOPNOTSUPP) throw;
+    why_no_kernels_ = failure.error().cause;
   }
 }
 

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <new>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -106,9 +107,12 @@ struct alignas(64) StreamOp {
   std::uint64_t reached = 0, allowed = 0;  ///< both words before it
   std::uint32_t first_part = 0, parts = 0;
   nvme::Opcode opcode = nvme::Opcode::read;
-  bool staged = false, by_kernel = false, broken = false;
-  bool first = false;  ///< of what was submitted as one
-  bool waits = false;  ///< it is held by waits for a word, and not by calls
+  bool staged = false, broken = false;
+  bool by_kernel = false;       ///< copied by the kernel that reads what to copy when it runs
+  bool by_pieces = false;       ///< copied and held by the kernel of pieces
+  bool held_by_kernel = false;  ///< held by it
+  bool first = false;           ///< of what was submitted as one
+  bool waits = false;           ///< it holds one of the GPU's connections, and not the thread of calls
   std::uint32_t holds = 0, orders = 0;
   StreamPlan plan{};
   StagingArea area{}, replaced{};
@@ -168,7 +172,8 @@ class Stream {
   const gpu::Place& place() const { return place_; }
 
   struct Counters {
-    std::atomic<std::uint64_t> requests{0}, bytes{0}, held_by_wait{0}, held_by_call{0}, staged{0}, direct{0};
+    std::atomic<std::uint64_t> requests{0}, bytes{0}, held_by_wait{0}, held_by_kernel{0}, held_by_call{0}, staged{0},
+        direct{0};
   };
 
  private:
@@ -227,7 +232,8 @@ class Stream {
   std::atomic<std::uint64_t> workers_{0};  ///< those who know it, by their device's number
   std::mutex lock_;                        ///< of submitters
   std::uint64_t next_reached_ = 0, next_allowed_ = 0, next_part_ = 0, next_hold_ = 0;
-  bool has_kernel_ = false;
+  bool has_kernels_ = false;
+  std::string why_no_kernels_;
   StagingArea area_, orders_;
   StagingArea replaced_;  ///< what pending operations use and later ones do not: the next one gives it back
   std::atomic<bool> area_is_lost_{false};  ///< something that was given up may still use it

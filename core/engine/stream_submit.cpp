@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
+#include <string_view>
 #include <utility>
 
 #include "engine/stream.hpp"
@@ -33,6 +34,15 @@ std::uint32_t most_waiting(gpu::Runtime& runtime, int device) {
   }();
   if (chosen >= 0) return static_cast<std::uint32_t>(chosen);
   return static_cast<std::uint32_t>(runtime.connections(device)) / 2;
+}
+
+/// UGDS_STREAM_KERNELS=0: for programs whose own kernels leave no room on the GPU for others.
+bool may_use_kernels() {
+  static const bool may = [] {
+    const char* text = std::getenv("UGDS_STREAM_KERNELS");
+    return text == nullptr || std::string_view(text) != "0";
+  }();
+  return may;
 }
 
 }  // namespace
@@ -70,7 +80,10 @@ class Stream::Submission {
   bool take_orders();
   bool waits();
   void make(Kind kind, bool last);
+  bool can_go_in_pieces(const StreamOp& op);
+  bool kernel_pays(std::uint64_t bytes);
   bool has_many_copies(const StreamOp& op);
+  void hold_by_kernel(StreamOp& op, std::uint64_t tell);
   void enqueue(StreamOp& op);
   void enqueue_read(StreamOp& op);
   void enqueue_write(StreamOp& op);
@@ -104,7 +117,7 @@ class Stream::Submission {
   std::size_t word_count_ = 0;
   StreamOp::Cursor cursor_;
   std::uint32_t order_ = 0;
-  bool first_ = true;
+  bool first_ = true, is_idle_ = false;
   int code_ = 0;
 };
 
@@ -154,8 +167,8 @@ bool Stream::Submission::check(const Transfer& t) {
   }
   const bool is_staged = r.is_staged(handle_.geometry().number);
   if (!is_staged && r.pages(handle_.geometry().number) == nullptr) return refuse(t, Refusal::unmapped);
-  if (is_staged && call_.late && !s_.has_kernel_) {
-    return refuse(&t, EOPNOTSUPP, "values that are bound late cannot be staged: the runtime has no copy kernel",
+  if (is_staged && call_.late && !s_.has_kernels_) {
+    return refuse(&t, EOPNOTSUPP, "values that are bound late cannot be staged: " + s_.why_no_kernels_,
                   "give the values when the request is submitted");
   }
   if (is_staged && t.size > kMostStaged) {
@@ -207,6 +220,7 @@ bool Stream::Submission::prepare() {
 
 bool Stream::Submission::has_room() {
   const std::uint64_t pending = s_.tail_.load(std::memory_order_relaxed) - s_.front_.load(std::memory_order_acquire);
+  is_idle_ = pending == 0;
   if (pending == 0 && s_.reached_.host->load(std::memory_order_acquire) == s_.next_reached_) {
     // Also of those that were let through before the stream was there.
     s_.holds_to_come_ = 0;
@@ -312,12 +326,15 @@ void Stream::Submission::make(Kind kind, bool last) {
     begin += t.size;
     ++op.parts;
   }
+  op.waits = waits();
   if (op.staged) {
-    op.plan = StreamPlan(begin, s_.area_.size);
+    op.by_pieces = can_go_in_pieces(op);
+    op.plan = op.by_pieces ? StreamPlan::even(begin, s_.area_.size) : StreamPlan(begin, s_.area_.size);
     op.area = s_.area_;
     op.replaced = std::exchange(s_.replaced_, {});
-    op.by_kernel = call_.late || has_many_copies(op);
+    op.by_kernel = !op.by_pieces && (call_.late || has_many_copies(op));
   }
+  op.held_by_kernel = op.by_pieces || (!op.staged && op.waits && begin != 0 && kernel_pays(begin));
   if (last) {
     op.told = call_.told;
     op.has_status = call_.status != 0;
@@ -326,7 +343,6 @@ void Stream::Submission::make(Kind kind, bool last) {
     call_.result->refer();
     op.result = call_.result;
   }
-  op.waits = waits();
   enqueue(op);
   s_.next_reached_ = op.last_reached();
   s_.next_allowed_ = op.last_allowed();
@@ -345,13 +361,29 @@ void Stream::Submission::make(Kind kind, bool last) {
   }
   Counters& counters = worker_.counters();
   counters.requests.fetch_add(op.parts, std::memory_order_relaxed);
-  (op.waits ? counters.held_by_wait : counters.held_by_call).fetch_add(1, std::memory_order_relaxed);
+  auto& held = op.held_by_kernel ? counters.held_by_kernel : op.waits ? counters.held_by_wait : counters.held_by_call;
+  held.fetch_add(1, std::memory_order_relaxed);
   (op.staged ? counters.staged : counters.direct).fetch_add(op.parts, std::memory_order_relaxed);
   s_.parts_pending_.fetch_add(op.parts, std::memory_order_relaxed);
   s_.holds_pending_.fetch_add(op.holds, std::memory_order_relaxed);
   op.worker.store(&worker_, std::memory_order_relaxed);
   worker_.count_in();
   s_.tail_.store(tail + 1, std::memory_order_seq_cst);
+}
+
+/// Whether one launch does all of a staged operation: a read of one request, to where its bytes can be stored as they
+/// are loaded. What is bound late may come to lie elsewhere, and is stored byte by byte then.
+bool Stream::Submission::can_go_in_pieces(const StreamOp& op) {
+  if (!op.waits || !s_.has_kernels_ || !may_use_kernels() || op.opcode != Opcode::read || op.parts != 1) return false;
+  const Transfer& t = s_.part(op.first_part).transfer;
+  return call_.late || (t.buffer.address + t.buffer_offset) % 16 == 0;
+}
+
+/// Whether a kernel is to hold the stream of a direct operation. It sees at once what a wait sees some 10 us late, and
+/// later the longer it waits; its launch takes 2 us longer. So not where others wait in front of it anyway.
+bool Stream::Submission::kernel_pays(std::uint64_t bytes) {
+  constexpr std::uint64_t kLarge = 256 * 1024;
+  return s_.has_kernels_ && may_use_kernels() && (is_idle_ || bytes >= kLarge) && s_.runtime_->kernels_see_devices(s_.place_.device);
 }
 
 /// Whether there are too many pieces of memory for copies one by one.
@@ -364,7 +396,7 @@ bool Stream::Submission::has_many_copies(const StreamOp& op) {
     copies += begin != end;
     end = begin + t.size;
   }
-  return copies > kMostCopies && s_.has_kernel_;
+  return copies > kMostCopies && s_.has_kernels_;
 }
 
 void Stream::Submission::flush() {
@@ -445,7 +477,15 @@ void Stream::Submission::tell_status(const StreamOp& op) {
 void Stream::Submission::enqueue(StreamOp& op) {
   cursor_ = {};
   order_ = 0;
-  if (!op.staged) {
+  if (op.held_by_kernel) {
+    // By itself a write tells sooner that the stream has come; where it comes later anyway, the kernel tells it.
+    const bool writes = is_idle_ || !op.staged;
+    if (writes) write(op, op.reached + 1);
+    flush();
+    hold_by_kernel(op, (writes ? gpu::Pieces::nothing : gpu::Pieces::arrival) |
+                           (op.staged ? gpu::Pieces::copied : gpu::Pieces::nothing));
+    tell_status(op);
+  } else if (!op.staged) {
     write(op, op.reached + 1);
     wait(op, op.allowed + 1);
     tell_status(op);
@@ -455,6 +495,29 @@ void Stream::Submission::enqueue(StreamOp& op) {
     enqueue_write(op);
   }
   flush();
+}
+
+void Stream::Submission::hold_by_kernel(StreamOp& op, std::uint64_t tell) {
+  gpu::Pieces pieces;
+  pieces.reached = s_.reached_.device;
+  pieces.reached_at = op.reached;
+  pieces.allowed = s_.allowed_.device;
+  pieces.allowed_at = op.allowed;
+  pieces.tell = tell;
+  if (op.staged) {
+    const Transfer& t = s_.part(op.first_part).transfer;
+    if (call_.late) {
+      pieces.order = s_.orders_.device;
+      op.orders = 1;
+    } else {
+      pieces.copy = {op.area.device, t.buffer.address + t.buffer_offset, t.size};
+    }
+    pieces.piece = op.plan.size;
+    pieces.area = op.plan.places * op.plan.size;
+    pieces.count = op.plan.count;
+    pieces.most = std::min(op.plan.size, t.size);
+  }
+  enqueue_by([&](gpu::Runtime& runtime) { return runtime.enqueue_pieces(s_.place_, s_.handle_, pieces); });
 }
 
 void Stream::Submission::enqueue_read(StreamOp& op) {

@@ -176,7 +176,7 @@ bool StreamWorker::begin(Stream& stream, StreamOp& op) {
   if (op.broken) {
     // The stream may not be there yet, and what came before may still use what it replaced: that is never used again.
     fail(op, op.error);
-    if (op.by_kernel) write_orders(stream, op);
+    if (op.orders != 0) write_orders(stream, op);
     return true;
   }
   if (op.replaced) {
@@ -185,7 +185,7 @@ bool StreamWorker::begin(Stream& stream, StreamOp& op) {
     op.replaced = {};
   }
   bind(stream, op);
-  if (op.by_kernel) write_orders(stream, op);
+  if (op.orders != 0) write_orders(stream, op);
   if (op.allowed_lead() != 0) stream.allowed_.host->store(op.allowed + 1, std::memory_order_release);
   return true;
 }
@@ -224,6 +224,11 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
 /// not known to be right.
 void StreamWorker::write_orders(Stream& stream, StreamOp& op) {
   auto* order = reinterpret_cast<gpu::CopyOrder*>(stream.orders_.data);
+  if (op.by_pieces) {
+    const Transfer& t = stream.part(op.first_part).transfer;
+    *order = {op.area.device, t.buffer.address + t.buffer_offset, op.failed ? 0 : t.size};
+    return;
+  }
   StreamOp::Cursor cursor;
   for (std::uint32_t i = 0; i < op.plan.count; ++i) {
     const StreamPlan::Piece piece = op.plan.piece(i);
@@ -256,7 +261,7 @@ bool StreamWorker::give(Stream& stream, StreamOp& op, std::uint64_t reached) {
     const bool reads = op.opcode == Opcode::read;
     // A read needs a free place; a write needs its bytes there, and the stream has waited for the place.
     const std::uint64_t needs = op.reached + op.reached_lead() + (reads ? piece.needs : op.begun + 1);
-    if (!is_at(reached, needs) || op.begun >= op.ended + StreamPlan::kMostOpen) break;
+    if (!is_at(reached, needs) || op.begun >= op.ended + op.plan.most_open) break;
     if (!give_piece(stream, op)) return true;
     moved = true;
   }

@@ -9,11 +9,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "gpu/cuda_driver.hpp"
 #include "gpu/owner.hpp"
 #include "gpu/runtime.hpp"
@@ -26,6 +28,8 @@ namespace {
 
 constexpr const char* kOverride = "UGDS_CUDA_LIBRARY";
 constexpr unsigned kCopyBlocks = 32, kCopyThreads = 256;
+/// Of the kernel of pieces: more fill no bus, and would need a processor of the GPU's that nothing else runs on.
+constexpr std::uint64_t kPieceThreads = 512;
 /// One turn of a block's threads, 16 bytes each.
 constexpr std::uint64_t kBytesOfBlock = kCopyThreads * 16;
 /// Word operations that are enqueued by one call.
@@ -111,7 +115,8 @@ class CudaRuntime final : public Runtime {
     const long number = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
     return number >= 1 && number <= 32 ? static_cast<int>(number) : 8;
   }
-  void load_copy_kernel(const Place& place) override;
+  void load_kernels(const Place& place) override;
+  bool kernels_see_devices(int device) override { return attribute(device, kCuCanFlushRemoteWrites) == 0; }
 
   int enqueue_words(const Place& place, StreamHandle stream, std::span<const WordOp> ops) noexcept override;
   int enqueue_to_device(const Place& place, StreamHandle stream, Address to, const void* from,
@@ -124,6 +129,7 @@ class CudaRuntime final : public Runtime {
   }
   int enqueue_copies(const Place& place, StreamHandle stream, Address orders, std::uint32_t count,
                      std::uint64_t most) noexcept override;
+  int enqueue_pieces(const Place& place, StreamHandle stream, const Pieces& pieces) noexcept override;
   int enqueue_call(const Place& place, StreamHandle stream, void (*function)(void*), void* context) noexcept override {
     return in(place, [&] { return driver_.host_function(stream, function, context); });
   }
@@ -160,7 +166,7 @@ class CudaRuntime final : public Runtime {
     std::array<std::atomic<int>, 2> attributes{-1, -1};  ///< -1: not asked for yet
   };
   struct Kernels {
-    CuFunction copy = nullptr;
+    CuFunction copy = nullptr, pieces = nullptr;
   };
   struct CopyStream {
     std::mutex lock;
@@ -206,6 +212,8 @@ class CudaRuntime final : public Runtime {
   CuContext primary(int device);
   int attribute(int device, CuDeviceAttribute attribute);
   CopyStreams* copy_streams(const Place& place) noexcept;
+  Kernels kernels_of(const Place& place) noexcept;
+  int launch(CuFunction kernel, CuStream stream, const Pieces& pieces) const noexcept;
   [[noreturn]] void refuse(CuResult code, const char* operation, const std::string& what,
                            const std::string& hint = "") const {
     const bool memory = code == 2;
@@ -372,35 +380,44 @@ CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept
   return nullptr;
 }
 
-void CudaRuntime::load_copy_kernel(const Place& place) {
+void CudaRuntime::load_kernels(const Place& place) {
   // Loading may wait for streams that wait, and whoever enqueues what ends that must not wait for this.
   const std::lock_guard loading(loading_lock_);
   {
     const std::lock_guard guard(contexts_lock_);
     if (kernels_.contains(place.context)) return;
   }
-  CuFunction copy = nullptr;
+  // What waits is enqueued before what ends the wait is known to anybody: a launch must not wait for its end.
+  if (const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING"); blocking != nullptr && std::atoi(blocking) != 0)
+    fail(EOPNOTSUPP, "stream", "CUDA_LAUNCH_BLOCKING is set, with which no kernel can wait for a device",
+         "run without it, or give offsets and sizes when the request is submitted");
+  Kernels kernels;
   const Entered entered(driver_, place.context);
   CuModule module = nullptr;
-  CuResult code = driver_.module_load(&module, kCopyKernel);
-  if (code == 0) code = driver_.module_function(&copy, module, "ugds_copy");
-  if (code != 0) refuse(code, "register", "the driver does not load the copy kernel");
-  // A kernel's first launch may load it, which waits for streams: one that copies nothing is made now. An unused word
+  CuResult code = driver_.module_load(&module, kKernels);
+  if (code == 0) code = driver_.module_function(&kernels.copy, module, "ugds_copy");
+  if (code == 0) code = driver_.module_function(&kernels.pieces, module, "ugds_pieces");
+  if (code != 0) refuse(code, "register", "the driver does not load the kernels that copy");
+  // A kernel's first launch may load it, which waits for streams: ones that copy nothing are made now. An unused word
   // has zeros behind it.
-  const Word order = words_.take(*this);
-  CuPointer address = order.device;
+  const Word word = words_.take(*this);
+  CuPointer address = word.device;
   void* arguments[] = {&address};
   CuStream stream = nullptr;
   code = driver_.stream_create(&stream, kCuStreamNonBlocking);
   if (code == 0) {
-    code = driver_.launch(copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
+    code = driver_.launch(kernels.copy, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr);
+    Pieces nothing;
+    nothing.allowed = word.device;
+    nothing.allowed_at = ~std::uint64_t{0};
+    if (code == 0) code = launch(kernels.pieces, stream, nothing);
     if (code == 0) code = driver_.stream_synchronize(stream);
     driver_.stream_destroy(stream);
   }
-  words_.give_back(order);
-  if (code != 0) refuse(code, "register", "the copy kernel does not run");
+  words_.give_back(word);
+  if (code != 0) refuse(code, "register", "the kernels that copy do not run");
   const std::lock_guard guard(contexts_lock_);
-  kernels_[place.context].copy = copy;
+  kernels_[place.context] = kernels;
 }
 
 int CudaRuntime::enqueue_words(const Place& place, StreamHandle stream, std::span<const WordOp> ops) noexcept {
@@ -418,20 +435,38 @@ int CudaRuntime::enqueue_words(const Place& place, StreamHandle stream, std::spa
   return in(place, [&] { return driver_.batch_words(stream, static_cast<unsigned>(ops.size()), list, 0); });
 }
 
+CudaRuntime::Kernels CudaRuntime::kernels_of(const Place& place) noexcept {
+  const std::lock_guard guard(contexts_lock_);
+  const auto found = kernels_.find(place.context);
+  return found != kernels_.end() ? found->second : Kernels{};
+}
+
 int CudaRuntime::enqueue_copies(const Place& place, StreamHandle stream, Address orders, std::uint32_t count,
                                 std::uint64_t most) noexcept {
-  CuFunction copy = nullptr;
-  {
-    const std::lock_guard guard(contexts_lock_);
-    const auto found = kernels_.find(place.context);
-    if (found != kernels_.end()) copy = found->second.copy;
-  }
+  const CuFunction copy = kernels_of(place).copy;
   if (copy == nullptr || count == 0) return kCuInvalidValue;
   const auto blocks = static_cast<unsigned>(std::clamp<std::uint64_t>(most / kBytesOfBlock, 1, kCopyBlocks));
   CuPointer address = orders;
   void* arguments[] = {&address};
   return in(place,
             [&] { return driver_.launch(copy, blocks, count, 1, kCopyThreads, 1, 1, 0, stream, arguments, nullptr); });
+}
+
+int CudaRuntime::enqueue_pieces(const Place& place, StreamHandle stream, const Pieces& pieces) noexcept {
+  const CuFunction kernel = kernels_of(place).pieces;
+  if (kernel == nullptr) return kCuInvalidValue;
+  return in(place, [&] { return launch(kernel, stream, pieces); });
+}
+
+/// In the current context.
+int CudaRuntime::launch(CuFunction kernel, CuStream stream, const Pieces& p) const noexcept {
+  std::uint64_t values[] = {p.reached,          p.reached_at, p.allowed, p.allowed_at, p.order, p.copy.source,
+                            p.copy.destination, p.copy.bytes, p.piece,   p.area,       p.count, p.tell};
+  void* arguments[std::size(values)];
+  for (std::size_t i = 0; i < std::size(values); ++i) arguments[i] = &values[i];
+  // Whole warps; 16 bytes are a thread's.
+  const std::uint64_t threads = std::clamp<std::uint64_t>(align_up((p.most + 15) / 16, 32), 32, kPieceThreads);
+  return driver_.launch(kernel, 1, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, arguments, nullptr);
 }
 
 struct Found {

@@ -95,7 +95,7 @@ struct CudaDriver {
   bool load(SharedLibrary& library);
 };
 
-/// The copy kernel as PTX, which the driver compiles for the GPU that it finds.
-extern const char kCopyKernel[];
+/// The kernels `ugds_copy` and `ugds_pieces` as PTX, which the driver compiles for the GPU that it finds.
+extern const char kKernels[];
 
 }  // namespace ugds::gpu

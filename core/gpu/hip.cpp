@@ -275,7 +275,7 @@ int HipRuntime::connections(int) {
   return queues > 0 ? queues : kDefaultQueues;
 }
 
-void HipRuntime::load_copy_kernel(const Place&) {
+void HipRuntime::load_kernels(const Place&) {
   fail(EOPNOTSUPP, "load the copy kernel",
        "late-bound requests that are staged are not there for HIP, which has no copy kernel here",
        "give offsets and sizes as numbers, or use memory with a direct route");

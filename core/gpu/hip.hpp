@@ -63,7 +63,8 @@ class HipRuntime final : public Runtime {
   bool has_words(int device) override;
   int connections(int device) override;
   /// Always throws: no kernel is there for AMD's GPUs.
-  void load_copy_kernel(const Place& place) override;
+  void load_kernels(const Place& place) override;
+  bool kernels_see_devices(int) override { return false; }
 
   /// One after another, since there is no batch of them: where one fails, those before it are enqueued. A value from
   /// 2^63 on is refused.
@@ -75,6 +76,7 @@ class HipRuntime final : public Runtime {
   /// Always hipErrorNotSupported.
   int enqueue_copies(const Place& place, StreamHandle stream, Address orders, std::uint32_t count,
                      std::uint64_t most) noexcept override;
+  int enqueue_pieces(const Place&, StreamHandle, const Pieces&) noexcept override { return hip_api::kNotSupported; }
   int enqueue_call(const Place& place, StreamHandle stream, void (*function)(void*), void* context) noexcept override;
   int is_capturing(const Place& place, StreamHandle stream, bool& capturing) noexcept override;
   int synchronize(const Place& place, StreamHandle stream) noexcept override;

@@ -60,6 +60,24 @@ struct CopyOrder {
   std::uint64_t bytes = 0;
 };
 
+/// What one launch of the kernel of pieces does. It tells that the stream has come, at `reached_at` + 1. Then, piece by
+/// piece, it waits until `allowed` is one further than at the piece before (at first: than `allowed_at`), copies the
+/// piece, and tells that `reached` is one further. The source is an area that the pieces go round in; without any bytes
+/// the stream is held, and no more.
+struct Pieces {
+  enum Tell : std::uint64_t { nothing = 0, arrival = 1, copied = 2 };
+  Address reached = 0;
+  std::uint64_t reached_at = 0;
+  Address allowed = 0;
+  std::uint64_t allowed_at = 0;
+  Address order = 0;  ///< of a CopyOrder, read after the first wait, in place of `copy`; 0: there is none
+  CopyOrder copy{};   ///< from pinned memory, aligned to 16 bytes
+  std::uint64_t piece = 0, area = 0;  ///< bytes: of each piece but the last, and a multiple of it
+  std::uint64_t count = 1;            ///< of pieces
+  std::uint64_t most = 0;             ///< bytes in all, at most
+  std::uint64_t tell = nothing;
+};
+
 /// A word that the processor and streams share. `host` is where the processor finds it.
 struct Word {
   std::atomic<std::uint64_t>* host = nullptr;
@@ -115,8 +133,11 @@ class Runtime {
   virtual bool has_words(int device) = 0;
   /// How many streams of the device may wait for words before others' work waits behind them.
   virtual int connections(int device) = 0;
-  /// Loads the copy kernel. Throws Failure(EOPNOTSUPP) where there is none.
-  virtual void load_copy_kernel(const Place& place) = 0;
+  /// Loads the kernels of `enqueue_copies` and `enqueue_pieces`. Throws Failure(EOPNOTSUPP) where there are none.
+  virtual void load_kernels(const Place& place) = 0;
+  /// Whether what a device wrote to GPU memory is there for what follows a kernel that saw the word, as it is after a
+  /// wait for the word.
+  virtual bool kernels_see_devices(int device) = 0;
 
   // --- Streams: what a request enqueues. The runtime's code, 0 for success.
   // ---------------------------------------------
@@ -131,6 +152,8 @@ class Runtime {
   /// None of them is of more than `most` bytes.
   virtual int enqueue_copies(const Place& place, StreamHandle stream, Address orders, std::uint32_t count,
                              std::uint64_t most) noexcept = 0;
+  /// Holds the stream, and copies, by one launch.
+  virtual int enqueue_pieces(const Place& place, StreamHandle stream, const Pieces& pieces) noexcept = 0;
   /// Calls `function(context)` in the runtime's thread for that, which must call nothing of the runtime.
   virtual int enqueue_call(const Place& place, StreamHandle stream, void (*function)(void*),
                            void* context) noexcept = 0;

@@ -300,6 +300,7 @@ nb::dict stream_stats(const PyDevice& device) {
   counts["requests"] = c.requests.load();
   counts["bytes"] = c.bytes.load();
   counts["held_by_wait"] = c.held_by_wait.load();
+  counts["held_by_kernel"] = c.held_by_kernel.load();
   counts["held_by_call"] = c.held_by_call.load();
   counts["staged"] = c.staged.load();
   counts["direct"] = c.direct.load();

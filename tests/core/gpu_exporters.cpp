@@ -64,11 +64,13 @@ class Made final : public Runtime {
   void destroy_stream(const Place&, StreamHandle) noexcept override {}
   bool has_words(int) override { return false; }
   int connections(int) override { return 1; }
-  void load_copy_kernel(const Place&) override {}
+  void load_kernels(const Place&) override {}
+  bool kernels_see_devices(int) override { return false; }
   int enqueue_words(const Place&, StreamHandle, std::span<const WordOp>) noexcept override { return 0; }
   int enqueue_to_device(const Place&, StreamHandle, Address, const void*, std::uint64_t) noexcept override { return 0; }
   int enqueue_from_device(const Place&, StreamHandle, void*, Address, std::uint64_t) noexcept override { return 0; }
   int enqueue_copies(const Place&, StreamHandle, Address, std::uint32_t, std::uint64_t) noexcept override { return 0; }
+  int enqueue_pieces(const Place&, StreamHandle, const Pieces&) noexcept override { return 0; }
   int enqueue_call(const Place&, StreamHandle, void (*)(void*), void*) noexcept override { return 0; }
   int is_capturing(const Place&, StreamHandle, bool&) noexcept override { return 0; }
   int synchronize(const Place&, StreamHandle) noexcept override { return 0; }

@@ -385,7 +385,7 @@ TEST_CASE("hip: whether a GPU has words, and how many streams may wait") {
 
 TEST_CASE("hip: there is no copy kernel, and that is said with what to do") {
   Hip hip;
-  const Error error = error_of([&] { hip.runtime->load_copy_kernel(hip.place); });
+  const Error error = error_of([&] { hip.runtime->load_kernels(hip.place); });
   CHECK(error.code == EOPNOTSUPP);
   CHECK(holds(error.message(), "late-bound requests that are staged are not there for HIP"));
 }

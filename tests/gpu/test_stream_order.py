@@ -221,9 +221,9 @@ def test_statistics_say_how_streams_were_held(gpu: cuda.Gpu, ssd: Any, stream: c
             ssd.read_async(buffer, stream=stream.handle)
         ugds.synchronize(stream.handle)
         made = {name: value - before[name] for name, value in ssd.stats().streams.items()}
-    assert set(made) >= {"requests", "bytes", "held_by_wait", "held_by_call", "staged", "direct"}
+    assert set(made) >= {"requests", "bytes", "held_by_wait", "held_by_kernel", "held_by_call", "staged", "direct"}
     assert (made["requests"], made["bytes"]) == (10, 10 * 64 * KIB)
-    assert made["held_by_wait"] + made["held_by_call"] == 10
+    assert made["held_by_wait"] + made["held_by_kernel"] + made["held_by_call"] == 10
     assert (made[route], made["staged" if route == "direct" else "direct"]) == (10, 0)
 
 

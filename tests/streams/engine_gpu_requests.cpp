@@ -271,7 +271,7 @@ TEST_CASE("gpu requests: one that is enqueued in part fails and lets the stream 
   GpuStream stream;
   const Data data = data_of(4096, 4);
   store(ssd.handle, 0, data);
-  fake_cuda_fail("cuMemcpyHtoDAsync_v2", 1, 1);
+  fake_cuda_fail("cuLaunchKernel", 1, 1);
   Result failed, right;
   REQUIRE(stream.move(ssd.handle, Opcode::read, memory, 0, 65536, 0, failed.result) == 0);
   REQUIRE(stream.move(ssd.handle, Opcode::read, memory, 0, 4096, 0, right.result) == 0);

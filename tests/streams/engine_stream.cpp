@@ -245,18 +245,28 @@ TEST_CASE("stream: an enqueueing that fails in the middle fails its request, and
   host.fill(6);
   REQUIRE(write(open.handle, host, 0, 12 * MiB) == 12 * MiB);
   const CUstream stream = cuda.stream();
-  GpuMemory target(12 * MiB, Demand::staged), small(1 * MiB, Demand::staged);
-  for (const char* name : {"cuStreamBatchMemOp_v2", "cuMemcpyHtoDAsync_v2"}) {
-    for (const unsigned nth : {1u, 2u, 3u}) {
+  GpuMemory target(13 * MiB, Demand::staged), small(1 * MiB, Demand::staged);
+  struct {
+    const char* name;
+    unsigned most;
+    std::uint64_t at;
+  } const calls[] = {// What one kernel copies, and what it does not, since it is not aligned for it.
+                     {"cuStreamBatchMemOp_v2", 1, 0},
+                     {"cuLaunchKernel", 1, 0},
+                     {"cuStreamBatchMemOp_v2", 3, 4},
+                     {"cuMemcpyHtoDAsync_v2", 3, 4}};
+  for (const auto& [name, most, at] : calls) {
+    for (unsigned nth = 1; nth <= most; ++nth) {
       CAPTURE(name);
       CAPTURE(nth);
+      REQUIRE(comes_true([&] { return stream_of(stream).idle(); }));
       REQUIRE(fake_cuda_fail(name, nth, CUDA_ERROR_UNKNOWN) == 0);
-      Asked broken(open.handle, stream, {reading(target, 0, 12 * MiB)});
-      Asked next(open.handle, stream, {reading(target, 0, 12 * MiB)});
+      Asked broken(open.handle, stream, {reading(target, 0, 12 * MiB, at)});
+      Asked next(open.handle, stream, {reading(target, 0, 12 * MiB, at)});
       CHECK(broken.result() == -EIO);
       CHECK(next.result() == 12 * MiB);
       cuda.finish(stream);
-      CHECK(target.same(host.data(), 12 * MiB) == 12 * MiB);
+      CHECK(target.same(host.data(), 12 * MiB, at) == 12 * MiB);
     }
   }
   // The orders of the request before are not done once more.

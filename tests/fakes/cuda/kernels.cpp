@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels.hpp"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -31,6 +33,50 @@ CUresult copy(const Arguments& arguments, unsigned row) {
   return CUDA_SUCCESS;
 }
 
+/// ugds_pieces(reached, reached_at, allowed, allowed_at, order, source, destination, bytes, piece, area, count, tell)
+CUresult pieces(const Arguments& arguments, unsigned) {
+  const auto [reached, reached_at, allowed, allowed_at, order, source, destination, bytes, piece, area, count, tell] =
+      arguments;
+  const auto word_at = [](std::uint64_t address) {
+    return reinterpret_cast<std::uint64_t*>(address % 8 != 0 ? nullptr : memory().reach(address, 8));
+  };
+  std::uint64_t* const told = word_at(reached);
+  std::uint64_t* const asked = word_at(allowed);
+  if (asked == nullptr || (tell != 0 && told == nullptr)) return CUDA_ERROR_ILLEGAL_ADDRESS;
+  const auto say = [&](std::uint64_t value) {
+    std::atomic_ref<std::uint64_t>(*told).store(value, std::memory_order_release);
+  };
+  std::uint64_t rest[3] = {source, destination, bytes};
+  if ((tell & 1) != 0) say(reached_at + 1);
+  for (std::uint64_t number = 1, place = 0; number == 1 || number <= count; ++number) {
+    const auto is_allowed = [&] {
+      const std::uint64_t now = std::atomic_ref<std::uint64_t>(*asked).load(std::memory_order_acquire);
+      return static_cast<std::int64_t>(now - allowed_at - number) >= 0;
+    };
+    for (int asks = 0; !is_allowed(); ++asks) {
+      std::this_thread::sleep_for(std::chrono::microseconds(asks < 1000 ? 1 : 50));
+    }
+    if (number == 1 && order != 0) {
+      const std::byte* at = memory().reach(order, sizeof rest);
+      if (at == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      std::memcpy(rest, at, sizeof rest);
+    }
+    auto& [from, to, left] = rest;
+    const std::uint64_t size = std::min(left, piece);
+    if (size != 0) {
+      const std::byte* here = memory().reach(from + place, size);
+      std::byte* there = memory().reach(to, size);
+      if (here == nullptr || there == nullptr || from % 16 != 0) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      std::memcpy(there, here, size);
+    }
+    to += size;
+    left -= size;
+    place = place + piece >= area ? 0 : place + piece;
+    if ((tell & 2) != 0) say(reached_at + 1 + number);
+  }
+  return CUDA_SUCCESS;
+}
+
 /// ugds_spin(nanoseconds). It sleeps instead: a test machine has few processors.
 CUresult spin(const Arguments& arguments, unsigned) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(arguments[0]));
@@ -39,7 +85,7 @@ CUresult spin(const Arguments& arguments, unsigned) {
 
 /// ugds_fill(address, bytes, seed)
 CUresult fill(const Arguments& arguments, unsigned) {
-  const auto [address, bytes, seed, unused] = arguments;
+  const std::uint64_t address = arguments[0], bytes = arguments[1], seed = arguments[2];
   if (bytes == 0) return CUDA_SUCCESS;
   std::byte* to = memory().reach(address, bytes);
   if (to == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -49,7 +95,7 @@ CUresult fill(const Arguments& arguments, unsigned) {
 
 /// ugds_check(address, bytes, seed, result): adds how many bytes are wrong to the 64-bit word at `result`.
 CUresult check(const Arguments& arguments, unsigned) {
-  const auto [address, bytes, seed, result] = arguments;
+  const std::uint64_t address = arguments[0], bytes = arguments[1], seed = arguments[2], result = arguments[3];
   const std::byte* from = bytes == 0 ? nullptr : memory().reach(address, bytes);
   std::byte* to = result % 8 != 0 ? nullptr : memory().reach(result, 8);
   if (to == nullptr || (from == nullptr && bytes != 0)) return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -59,8 +105,11 @@ CUresult check(const Arguments& arguments, unsigned) {
   return CUDA_SUCCESS;
 }
 
-constexpr Kernel kernels[] = {
-    {"ugds_copy", 1, copy}, {"ugds_spin", 1, spin}, {"ugds_fill", 3, fill}, {"ugds_check", 4, check}};
+constexpr Kernel kernels[] = {{"ugds_copy", 1, copy},
+                              {"ugds_pieces", 12, pieces},
+                              {"ugds_spin", 1, spin},
+                              {"ugds_fill", 3, fill},
+                              {"ugds_check", 4, check}};
 
 bool is_name(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '$';

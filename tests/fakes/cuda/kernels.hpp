@@ -14,7 +14,7 @@
 
 namespace fake_cuda {
 
-constexpr std::size_t most_arguments = 4;
+constexpr std::size_t most_arguments = 12;
 using Arguments = std::array<std::uint64_t, most_arguments>;
 
 struct Kernel {
