@@ -226,7 +226,8 @@ UGDS_API uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, of
 /* Makes a stream known, so that its first request costs no more than others. backend: 0 any, 1 CUDA, 2 HIP. */
 UGDS_API uGDSError_t uGDSStreamRegister(void* stream);
 UGDS_API uGDSError_t uGDSStreamRegisterEx(void* stream, int backend);
-/* Waits until the requests on it have ended. */
+/* Waits until the requests on it have ended, and reports the first error of one that was not reported here yet: its
+ * code, and its words by uGDSGetLastError(). The stream may be used again. UGDS_INVALID_VALUE where it was never used. */
 UGDS_API uGDSError_t uGDSStreamDeregister(void* stream);
 /* A DMA-BUF of a registered GPU buffer, for other devices. UGDS_IO_NOT_SUPPORTED with what every exporter said. */
 UGDS_API uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out);

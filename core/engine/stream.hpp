@@ -146,13 +146,11 @@ class Stream {
   /// The stream of a handle of the runtime's, made known where it is not. `place`: the context of the default stream.
   /// Throws Failure: EINVAL (no stream), EMFILE (too many), and what making words throws. Thread-safe.
   static Stream& of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
-  /// The same where it is known; nullptr elsewhere.
-  static Stream* find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
 
   /// Whether there is any in this process.
   static bool any();
-  /// Those of a name: a default stream is one for each GPU.
-  static std::vector<Stream*> named(gpu::Runtime& runtime, gpu::StreamHandle handle);
+  /// Those of a name that are known, of every runtime: a default stream is one for each GPU.
+  static std::vector<Stream*> named(gpu::StreamHandle handle);
 
   /// Enqueues. 0, or -errno with last_error() filled and nothing enqueued. Waits for room, within the deadline of the
   /// handle. The caller has the handle in use. Thread-safe.
@@ -161,7 +159,7 @@ class Stream {
   /// Whether none of our requests is pending on it.
   bool idle() const { return front_.load(std::memory_order_acquire) == tail_.load(std::memory_order_acquire); }
   /// The first error on it that nobody was told of, which is told now: a reference that the caller gives back; nullptr
-  /// where there is none.
+  /// where there is none. Those of calls without a StreamResult are among them.
   StreamResult* take_error();
 
   gpu::Runtime& runtime() const { return *runtime_; }
@@ -190,7 +188,8 @@ class Stream {
   /// Streams that are held by waits.
   static std::atomic<std::uint32_t>& waiting_streams(const gpu::Runtime& runtime);
   static bool take_from_idle(gpu::Runtime& runtime, const Stream& taker);
-  static Stream* find_locked(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  static Stream* find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  bool is_callers() const;
   void free_words();
 
   void open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
