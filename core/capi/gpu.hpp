@@ -17,8 +17,9 @@ enum class WantedBackend : int { any = 0, cuda = 1, hip = 2 };
 /// or not at all. Throws Failure.
 memory::Reference register_memory(const void* base, std::size_t size, WantedBackend backend, bool exported);
 
-/// Whether a registration has RDMA regions.
-bool has_rdma_regions(const memory::Reference& buffer);
+/// Closes a registration: UGDS_SUCCESS, UGDS_BUSY (commands are in flight), UGDS_RDMA_REGION_ACTIVE, or
+/// UGDS_MEMORY_NOT_REGISTERED (closed meanwhile). Thread-safe.
+int close_buffer(const memory::Reference& buffer);
 
 /// GPU memory that is registered for one call, from a multiple of 64 KiB on; it is closed with this.
 class TemporaryBuffer {

@@ -1,10 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The C API on GPU memory and streams, where a C program could not see or bring about what is asked.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+
+#include "capi/gpu.hpp"
 #include "engine_gpu_host.hpp"
 #include "ugds.h"
 
 using namespace gpu_test;
+
+namespace {
+
+/// GPU memory that only the C API knows, from a multiple of 64 KiB on.
+class CMemory {
+ public:
+  explicit CMemory(std::uint64_t size) { OK(cuMemAlloc_v2(&address_, size)); }
+  ~CMemory() { CHECK(cuMemFree_v2(address_) == CUDA_SUCCESS); }
+  CMemory(const CMemory&) = delete;
+  void* get() const { return reinterpret_cast<void*>(static_cast<std::uintptr_t>(address_)); }
+  CUdeviceptr address() const { return address_; }
+
+ private:
+  CUdeviceptr address_ = 0;
+};
+
+bool error_says(const char* words) {
+  char text[512];
+  uGDSGetLastError(text, sizeof text);
+  return std::strstr(text, words) != nullptr;
+}
+
+}  // namespace
 
 TEST_CASE("c-streams-again" * doctest::skip()) {
   // CUDA is there too, and is asked first.
@@ -22,4 +55,105 @@ TEST_CASE("c-streams-again" * doctest::skip()) {
 
 TEST_CASE("c streams: one of HIP is found where CUDA is present too") {
   CHECK(run_again("UGDS_HIP_LIBRARY=" UGDS_FAKE_HIP " UGDS_HSA_LIBRARY=" UGDS_FAKE_HIP, "c-streams-again") == 0);
+}
+
+TEST_CASE("c rdma: a buffer with a region can be closed in no way, and a region is given back by its own buffer") {
+  setenv("UGDS_IBVERBS_LIBRARY", UGDS_FAKE_IBVERBS, 1);
+  Cuda cuda;
+  runtime();
+  CMemory memory(1 * MiB), other(1 * MiB);
+  int pd = 0;
+  uGDSRDMARegion_t region{}, none{};
+  REQUIRE(uGDSDriverOpen().err == UGDS_SUCCESS);
+  REQUIRE(uGDSBufRegister(memory.get(), 1 * MiB, 0).err == UGDS_SUCCESS);
+  REQUIRE(uGDSBufRegister(other.get(), 1 * MiB, 0).err == UGDS_SUCCESS);
+  CHECK(uGDSRDMARegister(static_cast<char*>(memory.get()) + 4096, &pd, 1, &region).err == UGDS_MEMORY_NOT_REGISTERED);
+  REQUIRE(uGDSRDMARegister(memory.get(), &pd, 1, &region).err == UGDS_SUCCESS);
+  CHECK(uGDSBufDeregister(memory.get()).err == UGDS_RDMA_REGION_ACTIVE);
+  CHECK(uGDSDriverClose().err == UGDS_RDMA_REGION_ACTIVE);
+  CHECK(error_says("uGDSRDMAUnregister"));
+  // The buffer is there yet, and so is the driver.
+  CHECK(uGDSBufRegister(memory.get(), 1 * MiB, 0).err == UGDS_MEMORY_ALREADY_REGISTERED);
+  CHECK(uGDSRDMAUnregister(other.get(), &region).err == UGDS_INVALID_VALUE);
+  CHECK(error_says("another buffer"));
+  CHECK(uGDSRDMAUnregister(nullptr, &region).err == UGDS_INVALID_VALUE);
+  CHECK(uGDSRDMAUnregister(memory.get(), &none).err == UGDS_INVALID_VALUE);
+  CHECK(uGDSRDMAUnregister(memory.get(), &region).err == UGDS_SUCCESS);
+  CHECK(region.mr == nullptr);
+  CHECK(uGDSDriverClose().err == UGDS_SUCCESS);
+}
+
+TEST_CASE("c rdma: no region is made of a buffer that is closed meanwhile") {
+  setenv("UGDS_IBVERBS_LIBRARY", UGDS_FAKE_IBVERBS, 1);
+  Cuda cuda;
+  runtime();
+  CMemory memory(1 * MiB);
+  REQUIRE(uGDSDriverOpen().err == UGDS_SUCCESS);
+  std::atomic<bool> has_region{false}, over{false};
+  std::atomic<int> made{0}, wrong{0};
+  std::thread maker([&] {
+    cuCtxSetCurrent(cuda.context);
+    int pd = 0;
+    uGDSRDMARegion_t region{};
+    while (!over) {
+      if (uGDSRDMARegister(memory.get(), &pd, 1, &region).err != UGDS_SUCCESS) continue;
+      has_region = true;
+      ++made;
+      std::this_thread::sleep_for(50us);
+      has_region = false;
+      wrong += uGDSRDMAUnregister(memory.get(), &region).err != UGDS_SUCCESS;
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    REQUIRE(uGDSBufRegister(memory.get(), 1 * MiB, 0).err == UGDS_SUCCESS);
+    std::this_thread::sleep_for(20us * (i % 4));
+    while (uGDSBufDeregister(memory.get()).err != UGDS_SUCCESS) std::this_thread::yield();
+    for (int look = 0; look < 20; ++look) {
+      wrong += has_region;
+      std::this_thread::sleep_for(10us);
+    }
+  }
+  over = true;
+  maker.join();
+  CHECK(made > 0);
+  CHECK(wrong == 0);
+  CHECK(uGDSDriverClose().err == UGDS_SUCCESS);
+}
+
+TEST_CASE("c rdma: a child of a fork has none of its parent's regions, and is not held up by them") {
+  setenv("UGDS_IBVERBS_LIBRARY", UGDS_FAKE_IBVERBS, 1);
+  Cuda cuda;
+  runtime();
+  CMemory memory(1 * MiB);
+  REQUIRE(uGDSDriverOpen().err == UGDS_SUCCESS);
+  REQUIRE(uGDSBufRegister(memory.get(), 1 * MiB, 0).err == UGDS_SUCCESS);
+  int pd = 0;
+  uGDSRDMARegion_t region{};
+  REQUIRE(uGDSRDMARegister(memory.get(), &pd, 1, &region).err == UGDS_SUCCESS);
+  std::atomic<bool> over{false};
+  std::thread busy([&] {
+    uGDSRDMARegion_t none{};
+    while (!over) uGDSRDMAUnregister(memory.get(), &none);
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      alarm(5);
+      _exit(uGDSRDMAUnregister(memory.get(), &region).err == UGDS_INVALID_VALUE ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    REQUIRE(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+  }
+  over = true;
+  busy.join();
+  CHECK(uGDSRDMAUnregister(memory.get(), &region).err == UGDS_SUCCESS);
+  CHECK(uGDSDriverClose().err == UGDS_SUCCESS);
+}
+
+TEST_CASE("c errors: what is short or busy for now has a code that says so") {
+  CHECK(capi::code_of(ENOBUFS) == UGDS_OUT_OF_MEMORY);
+  CHECK(capi::code_of(EAGAIN) == UGDS_BUSY);
 }
