@@ -95,18 +95,19 @@ int close_buffer(const memory::Reference& buffer) {
   }
 }
 
-TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size) {
+TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size, std::uint32_t device) {
   gpu::Allocation allocation;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (address == nullptr || !is_aligned(at, kGpuPage)) return;
   gpu::Runtime* const runtime = gpu::owner_of(address, allocation);
   if (runtime == nullptr) return;
-  reference_ = memory::Registry::instance().add_gpu(
-      at, size, false, std::make_unique<memory::GpuBuffer>(*runtime, allocation, at), memory::Demand::none);
+  auto buffer = std::make_unique<memory::GpuBuffer>(*runtime, allocation, at);
+  reference_ = memory::Registry::instance().add_gpu_unlisted(at, size, std::move(buffer), device);
 }
 
 TemporaryBuffer::~TemporaryBuffer() {
-  if (reference_) engine::close_registration(reference_);
+  // The device may still be at what its request left behind.
+  if (reference_) memory::Registry::instance().close_when_idle(reference_);
 }
 
 }  // namespace ugds::capi

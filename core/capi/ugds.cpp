@@ -88,7 +88,7 @@ ssize_t run_either(ugds::engine::Handle& handle, const ugds::engine::Transfer& t
 [[gnu::cold, gnu::noinline]] ssize_t transfer_unregistered(const Table::Use& handle, Opcode opcode, const void* buf,
                                                            size_t size, off_t file_offset, off_t buf_offset) try {
   const void* at = static_cast<const std::byte*>(buf) + buf_offset;
-  const ugds::capi::TemporaryBuffer temporary(buf == nullptr ? nullptr : at, size);
+  const ugds::capi::TemporaryBuffer temporary(buf == nullptr ? nullptr : at, size, handle->geometry().number);
   return run_either(*handle, {opcode, temporary.reference(), static_cast<std::uint64_t>(file_offset), size, 0});
 } catch (const ugds::Failure& failure) {
   last_error() = failure.error();

@@ -157,3 +157,69 @@ TEST_CASE("c errors: what is short or busy for now has a code that says so") {
   CHECK(capi::code_of(ENOBUFS) == UGDS_OUT_OF_MEMORY);
   CHECK(capi::code_of(EAGAIN) == UGDS_BUSY);
 }
+
+TEST_CASE("c memory: threads read into the same unregistered memory at once, and it may be registered meanwhile") {
+  Cuda cuda;
+  runtime();
+  CMemory memory(1 * MiB);
+  REQUIRE(uGDSDriverOpen().err == UGDS_SUCCESS);
+  std::string uri = "emulated:16MiB";
+  uGDSDescr_t descr{};
+  descr.type = UGDS_HANDLE_TYPE_USERSPACE_FS;
+  descr.handle.handle = uri.data();
+  uGDSHandle_t fh = nullptr;
+  REQUIRE(uGDSHandleRegister(&fh, &descr).err == UGDS_SUCCESS);
+  const std::uint64_t before = memory::Registry::instance().open_registrations();
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      cuCtxSetCurrent(cuda.context);
+      for (int i = 0; i < 100; ++i) wrong += uGDSRead(fh, memory.get(), 256 * KiB, 0, 64 * KiB) != 256 * KiB;
+    });
+  }
+  for (int i = 0; i < 100; ++i) {
+    wrong += uGDSBufRegister(memory.get(), 64 * KiB, 0).err != UGDS_SUCCESS;
+    wrong += uGDSBufDeregister(memory.get()).err != UGDS_SUCCESS;
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(memory::Registry::instance().open_registrations() == before);
+  CHECK(uGDSHandleDeregisterEx(fh, 1).err == UGDS_SUCCESS);
+  CHECK(uGDSDriverClose().err == UGDS_SUCCESS);
+}
+
+TEST_CASE(
+    "c memory: what a request left in flight on unregistered memory is closed when the device is through with it") {
+  Cuda cuda;
+  runtime();
+  Open open("emulated:16MiB");
+  CMemory memory(1 * MiB);
+  auto& registry = memory::Registry::instance();
+  const std::uint64_t before = registry.open_registrations();
+  for (const bool ends : {true, false}) {
+    CAPTURE(ends);
+    memory::Ledger ledger;
+    registry.add_ledger(ledger);
+    memory::Reference left;
+    {
+      const capi::TemporaryBuffer one(memory.get(), 1 * MiB, open.handle.geometry().number);
+      const capi::TemporaryBuffer two(memory.get(), 1 * MiB, open.handle.geometry().number);
+      CHECK_FALSE(registry.find(memory.get()));
+      left = one.reference();
+      REQUIRE(memory::hold(ledger, left) == memory::Hold::held);
+    }
+    CHECK(registry.open_registrations() == before + 1);
+    { const capi::TemporaryBuffer other(memory.get(), 1 * MiB, open.handle.geometry().number); }
+    CHECK(registry.open_registrations() == before + 1);
+    CHECK(left.registration->generation() == left.generation);
+    // The command comes after all, or the device is stopped and its queues go.
+    if (ends) {
+      ledger.remove(left.registration->index());
+      { const capi::TemporaryBuffer other(memory.get(), 1 * MiB, open.handle.geometry().number); }
+      CHECK(registry.open_registrations() == before);
+    }
+    registry.remove_ledger(ledger);
+    CHECK(registry.open_registrations() == before);
+  }
+}
