@@ -70,13 +70,13 @@ std::vector<Stream*> Stream::named(gpu::StreamHandle handle) {
   return found;
 }
 
-/// Under the lock of those that are known.
-Stream* Stream::find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+/// Under the lock of those that are known. `anywhere`: at any place, where the handle is not of a default stream.
+Stream* Stream::find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place, bool anywhere) {
   const auto [first, last] = known().streams.equal_range(name_of(handle));
   for (auto at = first; at != last; ++at) {
     Stream& stream = *at->second;
     if (stream.runtime_ != &runtime || !stream.is_callers()) continue;
-    if (number_of(handle) > 2 || stream.place_ == place) return &stream;
+    if ((anywhere && number_of(handle) > 2) || stream.place_ == place) return &stream;
   }
   return nullptr;
 }
@@ -90,23 +90,27 @@ bool Stream::any() {
   return !all.streams.empty();
 }
 
-Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& memory) {
   if (number_of(handle) == 1) handle = nullptr;
   Known& all = known();
+  // Where it is by now: its handle may have been another stream's, which was destroyed.
+  gpu::Place place = runtime.place_of_stream(handle, {-1, memory.context});
+  const bool is_told = place.device >= 0;
+  if (!is_told) place = memory;
   {
     const std::lock_guard guard(all.lock);
-    if (Stream* found = find(runtime, handle, place)) return *found;
+    if (Stream* found = find(runtime, handle, place, !is_told)) return *found;
   }
   auto made = std::make_unique<Stream>();
   try {
-    made->open(runtime, handle, runtime.place_of_stream(handle, place));
+    made->open(runtime, handle, place);
   } catch (...) {
     made->free_words();
     throw;
   }
   const std::lock_guard guard(all.lock);
   // Another thread may have been faster: one stream has one order.
-  Stream* const found = find(runtime, handle, place);
+  Stream* const found = find(runtime, handle, place, !is_told);
   const bool is_full = all.streams.size() == StreamWorker::kMostStreams;
   if (found != nullptr || is_full) made->free_words();
   if (found != nullptr) return *found;
@@ -166,14 +170,18 @@ void Stream::let_orphans_through(std::uint64_t number) {
   StreamOp& next = op(number);
   if (next.worker.load(std::memory_order_seq_cst) != nullptr) return;
   if (next.orphan_taken.exchange(true, std::memory_order_acq_rel)) return;
+  // Whatever came before may be still at it.
+  if (next.replaced) Staging::of(*runtime_).give_up(next.replaced, reached_.host, next.reached);
   // Its copies are still to come, and nobody wrote what they are; those of another request may stand there.
-  if (!next.started) std::fill_n(reinterpret_cast<gpu::CopyOrder*>(orders_.data), next.orders, gpu::CopyOrder{});
+  if (!next.started && next.orders != 0)
+    std::fill_n(reinterpret_cast<gpu::CopyOrder*>(orders_.data), next.orders, gpu::CopyOrder{});
   allowed_.host->store(next.last_allowed(), std::memory_order_release);
   retire(next, number, false);
 }
 
+/// Without the submitters' lock: one of them may wait in the driver for this very stream. Nobody submits for the worker
+/// any more, and nobody else ends what is its.
 void Stream::orphan(StreamWorker& worker, const Error& error) {
-  const std::lock_guard guard(lock_);
   const std::uint64_t tail = tail_.load(std::memory_order_acquire);
   for (std::uint64_t number = front_.load(std::memory_order_acquire); number != tail; ++number) {
     StreamOp& one = op(number);
@@ -221,6 +229,11 @@ void Stream::keep_error(StreamResult* result, const Error& error) {
   if (is_mine) result->release();
 }
 
+/// Under the submitters' lock. What may still use the area was enqueued by now.
+void Stream::give_area_up() {
+  if (area_) Staging::of(*runtime_).give_up(std::exchange(area_, {}), reached_.host, next_reached_);
+}
+
 /// Gives back the areas of streams on which nothing is pending. Whether there were any.
 bool Stream::take_from_idle(gpu::Runtime& runtime, const Stream& taker) {
   Known& all = known();
@@ -229,8 +242,12 @@ bool Stream::take_from_idle(gpu::Runtime& runtime, const Stream& taker) {
   for (const auto& [name, stream] : all.streams) {
     if (stream == &taker || stream->runtime_ != &runtime || !stream->idle()) continue;
     const std::unique_lock submitters(stream->lock_, std::try_to_lock);
-    if (!submitters || !stream->idle() || !stream->area_ || stream->area_is_lost_) continue;
-    Staging::of(runtime).give_back(std::exchange(stream->area_, {}));
+    if (!submitters || !stream->idle() || !stream->area_) continue;
+    if (stream->area_is_lost_.exchange(false, std::memory_order_acq_rel)) {
+      stream->give_area_up();
+    } else {
+      Staging::of(runtime).give_back(std::exchange(stream->area_, {}));
+    }
     any = true;
   }
   return any;

@@ -16,7 +16,6 @@
 #include <ctime>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <vector>
 
@@ -92,16 +91,8 @@ struct StreamCall {
   StreamResult* result = nullptr;
 };
 
-/// One request or group on its way.
-struct alignas(64) StreamOp {
-  StreamOp() = default;
-  /// For one that has ended: makes it new.
-  StreamOp& operator=(const StreamOp&) = delete;
-  void renew() {
-    this->~StreamOp();
-    new (this) StreamOp();
-  }
-  std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn
+/// One request or group on its way, as it is made new for each.
+struct StreamOpState {
   // As it was enqueued.
   std::uint64_t reached = 0, allowed = 0;  ///< both words before it
   std::uint32_t first_part = 0, parts = 0;
@@ -116,7 +107,6 @@ struct alignas(64) StreamOp {
   std::int64_t* told = nullptr;
   StreamResult* result = nullptr;
   bool has_status = false;
-  std::atomic<bool> orphan_taken{false};
   // Of the worker.
   bool started = false, failed = false, completed = false;
   std::uint32_t bad_from = ~0u;        ///< the first piece that is not right
@@ -136,6 +126,20 @@ struct alignas(64) StreamOp {
   std::uint32_t pieces() const { return staged ? plan.count : 1; }
   std::uint64_t last_reached() const { return reached + reached_lead() + (staged ? plan.count : 0); }
   std::uint64_t last_allowed() const { return allowed + allowed_lead() + pieces(); }
+};
+
+struct alignas(64) StreamOp : StreamOpState {
+  StreamOp() = default;
+  StreamOp(const StreamOp&) = delete;
+  StreamOp& operator=(const StreamOp&) = delete;
+  /// For one that has ended.
+  void renew() {
+    static_cast<StreamOpState&>(*this) = StreamOpState{};
+    orphan_taken.store(false, std::memory_order_relaxed);
+  }
+  // Threads whose it is not look at these at any time.
+  std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn
+  std::atomic<bool> orphan_taken{false};
 };
 
 class Stream {
@@ -188,7 +192,8 @@ class Stream {
   /// Streams that are held by waits.
   static std::atomic<std::uint32_t>& waiting_streams(const gpu::Runtime& runtime);
   static bool take_from_idle(gpu::Runtime& runtime, const Stream& taker);
-  static Stream* find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  void give_area_up();
+  static Stream* find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place, bool anywhere);
   bool is_callers() const;
   void free_words();
 
