@@ -152,7 +152,8 @@ typedef struct uGDSIOEvents {
 
 /* Opens and closes are counted. Nothing is set up here; devices are set up when their handles are registered. */
 UGDS_API uGDSError_t uGDSDriverOpen(void);
-/* The last close deregisters what is left. UGDS_BUSY while requests run; then nothing has changed. */
+/* The last close deregisters what is left. UGDS_BUSY while requests run, UGDS_RDMA_REGION_ACTIVE while a buffer has
+ * such regions; then what is in use stays registered, and the driver open. */
 UGDS_API uGDSError_t uGDSDriverClose(void);
 
 /* Opens the device that `descr` names. UGDS_DRIVER_NOT_INITIALIZED, UGDS_INVALID_VALUE, UGDS_INVALID_FILE_TYPE,
@@ -218,7 +219,8 @@ UGDS_API void uGDSBatchIODestroy(uGDSBatchHandle_t batch);
  * stream) next runs after it. Returns at once. `*size`, `*file_offset` and `*buf_offset` are read when the stream gets
  * there; a size is at most what it is at the call. `*done` gets bytes or a negative errno before the stream goes on;
  * all four stay where they are until then. UGDS_MEMORY_NOT_REGISTERED; UGDS_IO_NOT_SUPPORTED while the stream is being
- * captured into a graph, and where there is no GPU. */
+ * captured into a graph, and where there is no GPU; UGDS_BUSY while the stream has no room for long, UGDS_OUT_OF_MEMORY
+ * while other streams use all memory to stage through. */
 UGDS_API uGDSError_t uGDSReadAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
                                    ssize_t* done, void* stream);
 UGDS_API uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, off_t* file_offset, off_t* buf_offset,
@@ -226,13 +228,16 @@ UGDS_API uGDSError_t uGDSWriteAsync(uGDSHandle_t fh, void* buf, size_t* size, of
 /* Makes a stream known, so that its first request costs no more than others. backend: 0 any, 1 CUDA, 2 HIP. */
 UGDS_API uGDSError_t uGDSStreamRegister(void* stream);
 UGDS_API uGDSError_t uGDSStreamRegisterEx(void* stream, int backend);
-/* Waits until the requests on it have ended. */
+/* Waits until the requests on it have ended, and reports the first error of one that was not reported here yet: its
+ * code, and its words by uGDSGetLastError(). The stream may be used again. UGDS_INVALID_VALUE where it was never used.
+ */
 UGDS_API uGDSError_t uGDSStreamDeregister(void* stream);
 /* A DMA-BUF of a registered GPU buffer, for other devices. UGDS_IO_NOT_SUPPORTED with what every exporter said. */
 UGDS_API uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out);
 /* A registered GPU buffer as a memory region of `pd`, a struct ibv_pd *, by the libibverbs that is found when the
  * program runs. Until it is unregistered the buffer cannot be (UGDS_RDMA_REGION_ACTIVE). */
 UGDS_API uGDSError_t uGDSRDMARegister(const void* base, void* pd, int access_flags, uGDSRDMARegion_t* region);
+/* `base` is what it was registered with; UGDS_INVALID_VALUE for any other, and for a region that is not registered. */
 UGDS_API uGDSError_t uGDSRDMAUnregister(const void* base, uGDSRDMARegion_t* region);
 
 /* 10000 * major + 100 * minor + patch. */

@@ -11,6 +11,7 @@ namespace ugds {
 /// further down may be taken while holding what stands above it, and never the other way round.
 enum class ForkOrder : unsigned char {
   c_driver,
+  rdma_regions,
   handles,
   registrations,
   iommu_groups,

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "base/units.hpp"
 #include "engine/stream.hpp"
@@ -22,14 +23,32 @@ namespace {
 constexpr std::uint64_t kGpuPage = 64 * 1024;
 
 struct Region {
-  std::uint64_t generation = 0;  ///< of the buffer
+  memory::Reference buffer;
   gpu::RdmaRegion region;
 };
 struct Regions {
-  std::mutex lock;
+  std::mutex lock;  ///< also while a buffer is closed: it has no region then, and gets none
   std::vector<Region> all;
 };
-constinit Immortal<Regions> regions;
+constinit Immortal<Regions> the_regions;
+Regions& regions() {
+  static const bool hooked = [] {
+    on_fork(ForkOrder::rdma_regions, {[] { the_regions.value.lock.lock(); }, [] { the_regions.value.lock.unlock(); },
+                                      [] {
+                                        the_regions.value.all.clear();  // the parent's
+                                        the_regions.value.lock.unlock();
+                                      }});
+    return true;
+  }();
+  static_cast<void>(hooked);
+  return the_regions.value;
+}
+
+/// What is registered at exactly this address, or nothing.
+memory::Reference buffer_at(const void* base) {
+  const memory::Reference buffer = memory::Registry::instance().find(base);
+  return buffer && buffer.address == reinterpret_cast<std::uintptr_t>(base) ? buffer : memory::Reference{};
+}
 
 /// The GPU's side of a registered buffer, by a buffer of its own: the registration's may be closed meanwhile.
 gpu::Exported export_buffer(const memory::Reference& buffer) {
@@ -64,23 +83,31 @@ memory::Reference register_memory(const void* base, std::size_t size, WantedBack
   return registry.add_gpu(address, size, false, std::move(buffer), memory::Demand::none);
 }
 
-bool has_rdma_regions(const memory::Reference& buffer) {
-  const std::lock_guard guard(regions.value.lock);
-  return std::ranges::any_of(regions.value.all, [&](const Region& r) { return r.generation == buffer.generation; });
+int close_buffer(const memory::Reference& buffer) {
+  Regions& known = regions();
+  const std::lock_guard guard(known.lock);
+  const auto is_of_it = [&](const Region& r) { return r.buffer.generation == buffer.generation; };
+  if (std::ranges::any_of(known.all, is_of_it)) return UGDS_RDMA_REGION_ACTIVE;
+  switch (engine::close_registration(buffer)) {
+    case 0: return UGDS_SUCCESS;
+    case EBUSY: return UGDS_BUSY;
+    default: return UGDS_MEMORY_NOT_REGISTERED;
+  }
 }
 
-TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size) {
+TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size, std::uint32_t device) {
   gpu::Allocation allocation;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   if (address == nullptr || !is_aligned(at, kGpuPage)) return;
   gpu::Runtime* const runtime = gpu::owner_of(address, allocation);
   if (runtime == nullptr) return;
-  reference_ = memory::Registry::instance().add_gpu(
-      at, size, false, std::make_unique<memory::GpuBuffer>(*runtime, allocation, at), memory::Demand::none);
+  auto buffer = std::make_unique<memory::GpuBuffer>(*runtime, allocation, at);
+  reference_ = memory::Registry::instance().add_gpu_unlisted(at, size, std::move(buffer), device);
 }
 
 TemporaryBuffer::~TemporaryBuffer() {
-  if (reference_) engine::close_registration(reference_);
+  // The device may still be at what its request left behind.
+  if (reference_) memory::Registry::instance().close_when_idle(reference_);
 }
 
 }  // namespace ugds::capi
@@ -93,9 +120,8 @@ extern "C" {
 uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out) {
   if (out == nullptr) return refuse("export", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   return guarded("export", [&] {
-    const memory::Reference buffer = memory::Registry::instance().find(base);
-    if (!buffer || buffer.address != reinterpret_cast<std::uintptr_t>(base))
-      return refuse("export", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+    const memory::Reference buffer = buffer_at(base);
+    if (!buffer) return refuse("export", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
     const gpu::Exported exported = export_buffer(buffer);
     const int theirs = fcntl(exported.descriptor.get(), F_DUPFD_CLOEXEC, 0);
     if (theirs < 0) return refuse("export", UGDS_GETNEWFD_FAILED, errno, "no file descriptor is left");
@@ -107,30 +133,36 @@ uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out) {
 uGDSError_t uGDSRDMARegister(const void* base, void* pd, int access_flags, uGDSRDMARegion_t* out) {
   if (pd == nullptr || out == nullptr) return refuse("RDMA register", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   return guarded("RDMA register", [&] {
-    const memory::Reference buffer = memory::Registry::instance().find(base);
-    if (!buffer || buffer.address != reinterpret_cast<std::uintptr_t>(base))
+    const memory::Reference buffer = buffer_at(base);
+    const gpu::Exported exported = buffer ? export_buffer(buffer) : gpu::Exported{};
+    Regions& known = regions();
+    const std::lock_guard guard(known.lock);
+    // It may have been closed meanwhile.
+    if (!buffer || buffer_at(base).generation != buffer.generation)
       return refuse("RDMA register", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
-    const gpu::Exported exported = export_buffer(buffer);
-    const std::lock_guard guard(regions.value.lock);
-    regions.value.all.reserve(regions.value.all.size() + 1);
+    known.all.reserve(known.all.size() + 1);
     const gpu::RdmaRegion made = gpu::register_rdma(pd, exported.descriptor.get(), exported.offset, exported.length,
                                                     buffer.address, access_flags);
-    regions.value.all.push_back({buffer.generation, made});
+    known.all.push_back({buffer, made});
     *out = {made.mr, buffer.address, made.lkey, made.rkey, buffer.generation};
     return answer(UGDS_SUCCESS);
   });
 }
 
-uGDSError_t uGDSRDMAUnregister(const void*, uGDSRDMARegion_t* region) {
+uGDSError_t uGDSRDMAUnregister(const void* base, uGDSRDMARegion_t* region) {
   if (region == nullptr) return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   return guarded("RDMA unregister", [&] {
-    const std::lock_guard guard(regions.value.lock);
+    Regions& known = regions();
+    const std::lock_guard guard(known.lock);
     const auto found = std::ranges::find_if(
-        regions.value.all, [&](const Region& r) { return r.region.mr == region->mr && r.generation == region->token; });
-    if (found == regions.value.all.end())
+        known.all, [&](const Region& r) { return r.region.mr == region->mr && r.buffer.generation == region->token; });
+    if (found == known.all.end())
       return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "the region is not registered, or no longer");
+    if (found->buffer.address != reinterpret_cast<std::uintptr_t>(base))
+      return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "the region is of another buffer",
+                    "give the address that it was registered with");
     gpu::deregister_rdma(found->region);
-    regions.value.all.erase(found);
+    known.all.erase(found);
     *region = {};
     return answer(UGDS_SUCCESS);
   });

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "capi/internal.hpp"
 #include "gpu/runtime.hpp"
@@ -17,14 +18,16 @@ enum class WantedBackend : int { any = 0, cuda = 1, hip = 2 };
 /// or not at all. Throws Failure.
 memory::Reference register_memory(const void* base, std::size_t size, WantedBackend backend, bool exported);
 
-/// Whether a registration has RDMA regions.
-bool has_rdma_regions(const memory::Reference& buffer);
+/// Closes a registration: UGDS_SUCCESS, UGDS_BUSY (commands are in flight), UGDS_RDMA_REGION_ACTIVE, or
+/// UGDS_MEMORY_NOT_REGISTERED (closed meanwhile). Thread-safe.
+int close_buffer(const memory::Reference& buffer);
 
-/// GPU memory that is registered for one call, from a multiple of 64 KiB on; it is closed with this.
+/// GPU memory that is registered for one call of one device, from a multiple of 64 KiB on. Nobody else finds it, so
+/// several may be of the same memory. It is closed with this, or when the device is through with it.
 class TemporaryBuffer {
  public:
   /// Nothing where the address is no GPU's, or does not begin at a multiple of 64 KiB.
-  TemporaryBuffer(const void* address, std::size_t size);
+  TemporaryBuffer(const void* address, std::size_t size, std::uint32_t device);
   ~TemporaryBuffer();
   TemporaryBuffer(const TemporaryBuffer&) = delete;
   TemporaryBuffer& operator=(const TemporaryBuffer&) = delete;

@@ -17,8 +17,10 @@ namespace ugds::capi {
 inline int code_of(int error) {
   switch (error) {
     case 0: return UGDS_SUCCESS;
-    case ENOMEM: return UGDS_OUT_OF_MEMORY;
-    case EBUSY: return UGDS_BUSY;
+    case ENOMEM:
+    case ENOBUFS: return UGDS_OUT_OF_MEMORY;  // to stage through
+    case EBUSY:
+    case EAGAIN: return UGDS_BUSY;  // for now
     case EEXIST: return UGDS_MEMORY_ALREADY_REGISTERED;
     case ESTALE: return UGDS_MEMORY_NOT_REGISTERED;
     case EBADF: return UGDS_HANDLE_NOT_REGISTERED;

@@ -4,6 +4,8 @@
 #include "engine/stream.hpp"
 
 #include <cerrno>
+#include <span>
+#include <vector>
 
 #include "capi/internal.hpp"
 #include "engine/operation.hpp"
@@ -35,6 +37,26 @@ Stream& stream_of(const ugds::memory::Reference& buffer, void* stream) {
   if (place.runtime != nullptr) return Stream::of(*place.runtime, stream, place.place);
   ugds::gpu::Runtime& runtime = runtime_of(0);
   return Stream::of(runtime, stream, runtime.place_of(0));
+}
+
+/// The first error that nobody was told of becomes last_error(). The others have been in their `*done`.
+uGDSError_t tell_errors(std::span<Stream* const> streams) {
+  ugds::Error first;
+  std::size_t others = 0;
+  for (Stream* stream : streams) {
+    while (ugds::engine::StreamResult* failed = stream->take_error()) {
+      if (first.code == 0) {
+        first = failed->error();
+      } else {
+        ++others;
+      }
+      failed->release();
+    }
+  }
+  if (first.code == 0) return answer(UGDS_SUCCESS);
+  ugds::Error& error = ugds::last_error() = first;
+  if (others != 0) ugds::set_cause(error, "%s; further requests on the stream that failed: %zu", first.cause, others);
+  return answer(code_of(error.code));
 }
 
 uGDSError_t submit(Opcode opcode, uGDSHandle_t fh, const void* buf, const size_t* size, const off_t* file_offset,
@@ -93,11 +115,11 @@ uGDSError_t uGDSStreamRegisterEx(void* stream, int backend) {
 
 uGDSError_t uGDSStreamDeregister(void* stream) {
   return guarded("stream deregister", [&] {
-    const std::vector<Stream*> streams = Stream::named(runtime_of(0), stream);
+    const std::vector<Stream*> streams = Stream::named(stream);
     if (streams.empty())
       return refuse("stream deregister", UGDS_INVALID_VALUE, EINVAL, "no request was ever made on this stream");
     for (Stream* one : streams) ugds::engine::wait_for(*one, {});
-    return answer(UGDS_SUCCESS);
+    return tell_errors(streams);
   });
 }
 

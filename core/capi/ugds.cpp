@@ -88,7 +88,7 @@ ssize_t run_either(ugds::engine::Handle& handle, const ugds::engine::Transfer& t
 [[gnu::cold, gnu::noinline]] ssize_t transfer_unregistered(const Table::Use& handle, Opcode opcode, const void* buf,
                                                            size_t size, off_t file_offset, off_t buf_offset) try {
   const void* at = static_cast<const std::byte*>(buf) + buf_offset;
-  const ugds::capi::TemporaryBuffer temporary(buf == nullptr ? nullptr : at, size);
+  const ugds::capi::TemporaryBuffer temporary(buf == nullptr ? nullptr : at, size, handle->geometry().number);
   return run_either(*handle, {opcode, temporary.reference(), static_cast<std::uint64_t>(file_offset), size, 0});
 } catch (const ugds::Failure& failure) {
   last_error() = failure.error();
@@ -194,13 +194,22 @@ uGDSError_t uGDSDriverClose(void) {
     std::vector<Reference> buffers = std::exchange(d.buffers, {});
     std::vector<HandleId> handles = std::exchange(d.handles, {});
     guard.unlock();  // nothing is closed under it: closing takes locks that `fork` takes before this one
-    std::erase_if(buffers, [](const Reference& b) { return Registry::instance().close(b) != EBUSY; });
+    bool has_regions = false;
+    std::erase_if(buffers, [&](const Reference& b) {
+      const int code = close_buffer(b);
+      has_regions = has_regions || code == UGDS_RDMA_REGION_ACTIVE;
+      return code == UGDS_SUCCESS || code == UGDS_MEMORY_NOT_REGISTERED;
+    });
     std::erase_if(handles, [](HandleId id) { return Table::instance().close(id, Table::Mode::check) != EBUSY; });
     if (handles.empty() && buffers.empty()) return answer(UGDS_SUCCESS);
     guard.lock();
     ++d.opened;
     d.buffers.insert(d.buffers.end(), buffers.begin(), buffers.end());
     d.handles.insert(d.handles.end(), handles.begin(), handles.end());
+    if (has_regions) {
+      return refuse("driver close", UGDS_RDMA_REGION_ACTIVE, EBUSY, "an RDMA region of a buffer is registered",
+                    "call uGDSRDMAUnregister() first");
+    }
     return refuse("driver close", UGDS_BUSY, EBUSY, "requests are in flight, or a device is wedged",
                   "wait for the requests, and deregister handles");
   });
@@ -327,17 +336,16 @@ uGDSError_t uGDSBufDeregister(const void* base) {
     if (!found || found.address != reinterpret_cast<std::uintptr_t>(base)) {
       return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
     }
-    if (ugds::capi::has_rdma_regions(found)) {
-      return refuse("deregister", UGDS_RDMA_REGION_ACTIVE, EBUSY, "an RDMA region of the buffer is registered",
-                    "call uGDSRDMAUnregister() first");
-    }
-    switch (ugds::engine::close_registration(found)) {
-      case 0: {
+    switch (close_buffer(found)) {
+      case UGDS_SUCCESS: {
         std::lock_guard guard(driver().lock);
         std::erase_if(driver().buffers, [&](const Reference& b) { return b.generation == found.generation; });
         return answer(UGDS_SUCCESS);
       }
-      case EBUSY:
+      case UGDS_RDMA_REGION_ACTIVE:
+        return refuse("deregister", UGDS_RDMA_REGION_ACTIVE, EBUSY, "an RDMA region of the buffer is registered",
+                      "call uGDSRDMAUnregister() first");
+      case UGDS_BUSY:
         return refuse("deregister", UGDS_BUSY, EBUSY, "commands on the buffer are in flight", "wait for them");
       default: return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, ESTALE, "the buffer was deregistered meanwhile");
     }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <optional>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "engine/staging.hpp"
@@ -36,13 +37,12 @@ class Lane {
   /// Makes what is missing for a GPU. Throws Failure.
   void prepare(Runtime& runtime, const gpu::Place& place);
   /// Commands of an abandoned request may still use the memory.
-  bool is_busy() const { return was_abandoned && memory::Registry::instance().in_flight(area_.slab) != 0; }
+  void give_area_up(Runtime& runtime) { Staging::of(runtime).give_up(std::exchange(area_, {})); }
 
   const StagingArea& area() const { return area_; }
   gpu::StreamHandle stream() const { return stream_; }
   gpu::Word& copied() { return copied_; }
-  std::uint64_t count = 0;     ///< of copies that were ever enqueued
-  bool was_abandoned = false;  ///< by a request whose commands may still be in flight
+  std::uint64_t count = 0;  ///< of copies that were ever enqueued
 
  private:
   struct Stream {
@@ -78,22 +78,30 @@ Lanes& lanes_of(const Runtime& runtime) {
   return (*all)[runtime.backend() == gpu::Backend::cuda ? 0 : 1];
 }
 
-/// A lane for as long as it lives.
+/// A lane for as long as it lives. Throws Failure: EAGAIN, EINTR, ECANCELED.
 class TakenLane {
  public:
-  TakenLane(Handle& handle, Runtime& runtime) {
+  TakenLane(Handle& handle, Runtime& runtime, const Interrupt& interrupt) {
     Idle idle;
+    const std::uint64_t start = monotonic_ns();
+    std::uint64_t asked = start;
     for (std::size_t i = caller_number();; ++i) {
       Lane& lane = lanes_of(runtime)[i % kLanes];
       if (lane.try_take()) {
         lane_ = &lane;
-        if (!lane.is_busy()) {
-          lane.was_abandoned = false;
-          return;
-        }
-        lane.give_back();
+        return;
       }
-      idle.pause(handle.turn());
+      if (!idle.pause(handle.turn())) continue;
+      if (handle.given_up()) fail(ECANCELED, "stage", "the device is being closed");
+      const std::uint64_t now = monotonic_ns();
+      if (now - start > handle.policy().deadline_ns) {
+        fail(EAGAIN, "stage", "8 requests of other threads are being staged, and none has ended for long",
+             "let fewer threads stage at once, or register memory that the device reaches");
+      }
+      if (interrupt.asked == nullptr || now - asked < kInterruptInterval) continue;
+      asked = now;
+      if (interrupt.asked(interrupt.context))
+        fail(EINTR, "stage", "interrupted while other requests were being staged");
     }
   }
   ~TakenLane() { lane_->give_back(); }
@@ -253,9 +261,9 @@ class StagedRun {
   /// its memory next.
   std::int64_t fail_with(int code) {
     Error error = last_error();
-    lane_.was_abandoned = begun_ != finished_;
     for (auto& operation : operations_) operation.reset();
     gpu_.runtime().synchronize(gpu_.place(), lane_.stream());
+    if (begun_ != finished_) lane_.give_area_up(gpu_.runtime());
     if (lane_.copied().host != nullptr) lane_.copied().host->store(lane_.count, std::memory_order_release);
     set_transfer(error, handle_, t_);
     error.completed = t_.opcode == Opcode::read ? std::min(right_, enqueued_ * piece_) : right_;
@@ -317,7 +325,7 @@ std::int64_t run_staged(Handle& handle, const Transfer& t, const Interrupt& inte
     set_freed(error);
     return refuse(handle, t, error);
   }
-  const TakenLane lane(handle, gpu.runtime());
+  const TakenLane lane(handle, gpu.runtime(), interrupt);
   lane->prepare(gpu.runtime(), gpu.place());
   return StagedRun(handle, t, *lane, gpu, interrupt).run();
 } catch (const Failure& failure) {

@@ -16,7 +16,7 @@ inline bool is_staged_transfer(const Handle& handle, const Transfer& transfer) {
 }
 
 /// Runs a read or write of whole blocks to its end, in the calling thread. Bytes, or -errno with last_error() filled.
-/// Thread-safe; waits for one of the process's lanes where all are in use.
+/// Thread-safe; waits for one of the process's lanes where all are in use, within the deadline of the handle (EAGAIN).
 std::int64_t run_staged(Handle& handle, const Transfer& transfer, const Interrupt& interrupt);
 
 }  // namespace ugds::engine

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/units.hpp"
+#include "engine/stream.hpp"
 
 namespace ugds::engine {
 
@@ -23,6 +24,7 @@ std::uint64_t limit_of_environment() {
 Staging::Staging(gpu::Runtime& runtime) : runtime_(runtime), limit_(limit_of_environment()) {
   static_assert(kSlab / kUnit == 64);
   slabs_.reserve(limit_ / kSlab);
+  given_up_.reserve(limit_ / kUnit);
 }
 
 Staging& Staging::of(gpu::Runtime& runtime) {
@@ -56,6 +58,7 @@ StagingArea Staging::take(std::uint64_t size) {
   };
   if (const StagingArea area = look()) return area;
   const std::lock_guard making(making_);
+  reclaim();
   if (const StagingArea area = look()) return area;
   if ((slabs_.size() + 1) * kSlab > limit_) return {};
   // Pinning waits for streams that wait, and whoever lets them go on gives areas back: not under the lock for that.
@@ -78,11 +81,43 @@ Staging::Slab Staging::make_slab() {
   return slab;
 }
 
-void Staging::give_back(const StagingArea& area) noexcept {
-  const std::lock_guard guard(lock_);
+void Staging::free_units(const StagingArea& area) noexcept {
   const std::uint64_t units = area.size / kUnit;
   const std::uint64_t run = units == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << units) - 1;
   slabs_[area.slab_number].used &= ~(run << area.first_unit);
+}
+
+void Staging::give_back(const StagingArea& area) noexcept {
+  const std::lock_guard guard(lock_);
+  free_units(area);
+}
+
+void Staging::give_up(const StagingArea& area, const std::atomic<std::uint64_t>* reached,
+                      std::uint64_t value) noexcept {
+  const std::lock_guard guard(lock_);
+  given_up_.push_back({area, reached, value});  // there is room for every unit
+}
+
+/// Frees what was given up and is used by nobody any more. By one thread at a time, and not under the lock: the
+/// registry's may be held by somebody who waits for the driver.
+void Staging::reclaim() {
+  for (std::size_t i = 0;;) {
+    GivenUp one;
+    {
+      const std::lock_guard guard(lock_);
+      if (i == given_up_.size()) return;
+      one = given_up_[i];
+    }
+    const bool passed = one.reached == nullptr || is_at(one.reached->load(std::memory_order_acquire), one.value);
+    if (!passed || memory::Registry::instance().in_flight(one.area.slab) != 0) {
+      ++i;
+      continue;
+    }
+    const std::lock_guard guard(lock_);
+    free_units(one.area);
+    given_up_[i] = given_up_.back();
+    given_up_.pop_back();
+  }
 }
 
 std::uint64_t Staging::pinned() {

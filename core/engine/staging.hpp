@@ -43,6 +43,10 @@ class Staging {
   StagingArea take(std::uint64_t size);
   /// Nothing reads or writes it any more.
   void give_back(const StagingArea& area) noexcept;
+  /// Something may still read or write it: a device, as long as commands on its slab are in flight, and what a stream
+  /// has before it, until the stream's word `reached` is at `value`. It is given back after that. Thread-safe.
+  void give_up(const StagingArea& area, const std::atomic<std::uint64_t>* reached = nullptr,
+               std::uint64_t value = 0) noexcept;
 
   std::uint64_t limit() const { return limit_; }
   /// Bytes that are pinned.
@@ -57,7 +61,14 @@ class Staging {
     gpu::Address device = 0;
     std::uint64_t used = 0;  ///< a bit for each unit
   };
+  struct GivenUp {
+    StagingArea area;
+    const std::atomic<std::uint64_t>* reached = nullptr;
+    std::uint64_t value = 0;
+  };
   StagingArea take_from(std::uint32_t number, std::uint32_t units);
+  void free_units(const StagingArea& area) noexcept;
+  void reclaim();
   Slab make_slab();
 
   gpu::Runtime& runtime_;
@@ -65,6 +76,7 @@ class Staging {
   std::mutex making_;  ///< before lock_, and while the driver pins: that may wait for streams
   std::mutex lock_;
   std::vector<Slab> slabs_;
+  std::vector<GivenUp> given_up_;
 };
 
 }  // namespace ugds::engine

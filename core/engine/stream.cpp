@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <unordered_map>
 #include <utility>
 
 #include "engine/stream_worker.hpp"
@@ -14,17 +15,20 @@ namespace {
 
 constexpr std::size_t kMostErrors = 64;
 
-/// Every stream that was ever used. One stays known: a word that a stream may still write is never given away.
+std::uintptr_t number_of(gpu::StreamHandle handle) { return reinterpret_cast<std::uintptr_t>(handle); }
+/// The legacy default stream has two names.
+std::uintptr_t name_of(gpu::StreamHandle handle) { return number_of(handle) == 1 ? 0 : number_of(handle); }
+
+/// Every stream that was ever used, by its name: that of a default stream is one for each GPU and runtime. One stays
+/// known: a word that a stream may still write is never given away.
 struct Known {
   std::mutex lock;
-  std::vector<Stream*> streams;
+  std::unordered_multimap<std::uintptr_t, Stream*> streams;
 };
 Known& known() {
   static auto* all = new Known;  // NOLINT: the threads of handles may look at streams until the very end
   return *all;
 }
-
-std::uintptr_t number_of(gpu::StreamHandle handle) { return reinterpret_cast<std::uintptr_t>(handle); }
 
 }  // namespace
 
@@ -56,34 +60,30 @@ void Stream::free_words() {
   }
 }
 
-Stream* Stream::find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
-  const std::lock_guard guard(known().lock);
-  return find_locked(runtime, handle, place);
+std::vector<Stream*> Stream::named(gpu::StreamHandle handle) {
+  Known& all = known();
+  const std::lock_guard guard(all.lock);
+  std::vector<Stream*> found;
+  const auto [first, last] = all.streams.equal_range(name_of(handle));
+  for (auto at = first; at != last; ++at) {
+    if (at->second->is_callers()) found.push_back(at->second);
+  }
+  return found;
 }
 
-Stream* Stream::find_locked(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
-  // The legacy default stream has two names.
-  const std::uintptr_t number = number_of(handle) == 1 ? 0 : number_of(handle);
-  for (Stream* stream : known().streams) {
-    if (stream->runtime_ != &runtime || number_of(stream->handle_) != number) continue;
-    if (number <= 2 && !(stream->place_ == place)) continue;
-    if (number == 2 && stream->caller_ != caller_number()) continue;
-    return stream;
+/// Under the lock of those that are known. `anywhere`: at any place, where the handle is not of a default stream.
+Stream* Stream::find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place, bool anywhere) {
+  const auto [first, last] = known().streams.equal_range(name_of(handle));
+  for (auto at = first; at != last; ++at) {
+    Stream& stream = *at->second;
+    if (stream.runtime_ != &runtime || !stream.is_callers()) continue;
+    if ((anywhere && number_of(handle) > 2) || stream.place_ == place) return &stream;
   }
   return nullptr;
 }
 
-std::vector<Stream*> Stream::named(gpu::Runtime& runtime, gpu::StreamHandle handle) {
-  const std::uintptr_t number = number_of(handle) == 1 ? 0 : number_of(handle);
-  Known& all = known();
-  const std::lock_guard guard(all.lock);
-  std::vector<Stream*> found;
-  for (Stream* stream : all.streams) {
-    if (stream->runtime_ != &runtime || number_of(stream->handle_) != number) continue;
-    if (number != 2 || stream->caller_ == caller_number()) found.push_back(stream);
-  }
-  return found;
-}
+/// The default stream of a thread is another for each, by one name.
+bool Stream::is_callers() const { return number_of(handle_) != 2 || caller_ == caller_number(); }
 
 bool Stream::any() {
   Known& all = known();
@@ -91,26 +91,33 @@ bool Stream::any() {
   return !all.streams.empty();
 }
 
-Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place) {
+Stream& Stream::of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& memory) {
   if (number_of(handle) == 1) handle = nullptr;
-  if (Stream* found = find(runtime, handle, place)) return *found;
   Known& all = known();
+  // Where it is by now: its handle may have been another stream's, which was destroyed.
+  gpu::Place place = runtime.place_of_stream(handle, {-1, memory.context});
+  const bool is_told = place.device >= 0;
+  if (!is_told) place = memory;
+  {
+    const std::lock_guard guard(all.lock);
+    if (Stream* found = find(runtime, handle, place, !is_told)) return *found;
+  }
   auto made = std::make_unique<Stream>();
   try {
-    made->open(runtime, handle, runtime.place_of_stream(handle, place));
+    made->open(runtime, handle, place);
   } catch (...) {
     made->free_words();
     throw;
   }
   const std::lock_guard guard(all.lock);
   // Another thread may have been faster: one stream has one order.
-  Stream* const found = find_locked(runtime, handle, place);
+  Stream* const found = find(runtime, handle, place, !is_told);
   const bool is_full = all.streams.size() == StreamWorker::kMostStreams;
   if (found != nullptr || is_full) made->free_words();
   if (found != nullptr) return *found;
   if (is_full)
     fail(EMFILE, "stream", "1024 streams were used in this process, which is the most", "use fewer, and reuse them");
-  all.streams.push_back(made.get());
+  all.streams.emplace(name_of(handle), made.get());
   return *made.release();
 }
 
@@ -164,14 +171,18 @@ void Stream::let_orphans_through(std::uint64_t number) {
   StreamOp& next = op(number);
   if (next.worker.load(std::memory_order_seq_cst) != nullptr) return;
   if (next.orphan_taken.exchange(true, std::memory_order_acq_rel)) return;
+  // Whatever came before may be still at it.
+  if (next.replaced) Staging::of(*runtime_).give_up(next.replaced, reached_.host, next.reached);
   // Its copies are still to come, and nobody wrote what they are; those of another request may stand there.
-  if (!next.started) std::fill_n(reinterpret_cast<gpu::CopyOrder*>(orders_.data), next.orders, gpu::CopyOrder{});
+  if (!next.started && next.orders != 0)
+    std::fill_n(reinterpret_cast<gpu::CopyOrder*>(orders_.data), next.orders, gpu::CopyOrder{});
   allowed_.host->store(next.last_allowed(), std::memory_order_release);
   retire(next, number, false);
 }
 
+/// Without the submitters' lock: one of them may wait in the driver for this very stream. Nobody submits for the worker
+/// any more, and nobody else ends what is its.
 void Stream::orphan(StreamWorker& worker, const Error& error) {
-  const std::lock_guard guard(lock_);
   const std::uint64_t tail = tail_.load(std::memory_order_acquire);
   for (std::uint64_t number = front_.load(std::memory_order_acquire); number != tail; ++number) {
     StreamOp& one = op(number);
@@ -199,6 +210,9 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
 
 void Stream::keep_error(StreamResult* result, const Error& error) {
   const std::lock_guard guard(errors_lock_);
+  // Whoever gave no place for a result is told by take_error alone.
+  const bool is_mine = result == nullptr;
+  if (is_mine) result = new (std::nothrow) StreamResult;
   if (result == nullptr || result->failed_) return;
   result->failed_ = true;
   result->error_ = error;
@@ -209,9 +223,16 @@ void Stream::keep_error(StreamResult* result, const Error& error) {
       return told;
     });
   }
-  if (errors_.size() == kMostErrors) return;
-  result->refer();
-  errors_.push_back(result);
+  if (errors_.size() != kMostErrors) {
+    result->refer();
+    errors_.push_back(result);
+  }
+  if (is_mine) result->release();
+}
+
+/// Under the submitters' lock. What may still use the area was enqueued by now.
+void Stream::give_area_up() {
+  if (area_) Staging::of(*runtime_).give_up(std::exchange(area_, {}), reached_.host, next_reached_);
 }
 
 /// Gives back the areas of streams on which nothing is pending. Whether there were any.
@@ -219,11 +240,15 @@ bool Stream::take_from_idle(gpu::Runtime& runtime, const Stream& taker) {
   Known& all = known();
   const std::lock_guard guard(all.lock);
   bool any = false;
-  for (Stream* stream : all.streams) {
+  for (const auto& [name, stream] : all.streams) {
     if (stream == &taker || stream->runtime_ != &runtime || !stream->idle()) continue;
     const std::unique_lock submitters(stream->lock_, std::try_to_lock);
-    if (!submitters || !stream->idle() || !stream->area_ || stream->area_is_lost_) continue;
-    Staging::of(runtime).give_back(std::exchange(stream->area_, {}));
+    if (!submitters || !stream->idle() || !stream->area_) continue;
+    if (stream->area_is_lost_.exchange(false, std::memory_order_acq_rel)) {
+      stream->give_area_up();
+    } else {
+      Staging::of(runtime).give_back(std::exchange(stream->area_, {}));
+    }
     any = true;
   }
   return any;

@@ -16,7 +16,6 @@
 #include <ctime>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <span>
 #include <string>
 #include <vector>
@@ -93,16 +92,8 @@ struct StreamCall {
   StreamResult* result = nullptr;
 };
 
-/// One request or group on its way.
-struct alignas(64) StreamOp {
-  StreamOp() = default;
-  /// For one that has ended: makes it new.
-  StreamOp& operator=(const StreamOp&) = delete;
-  void renew() {
-    this->~StreamOp();
-    new (this) StreamOp();
-  }
-  std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn
+/// One request or group on its way, as it is made new for each.
+struct StreamOpState {
   // As it was enqueued.
   std::uint64_t reached = 0, allowed = 0;  ///< both words before it
   std::uint32_t first_part = 0, parts = 0;
@@ -120,7 +111,6 @@ struct alignas(64) StreamOp {
   std::int64_t* told = nullptr;
   StreamResult* result = nullptr;
   bool has_status = false;
-  std::atomic<bool> orphan_taken{false};
   // Of the worker.
   bool started = false, failed = false, completed = false;
   std::uint32_t bad_from = ~0u;        ///< the first piece that is not right
@@ -142,6 +132,20 @@ struct alignas(64) StreamOp {
   std::uint64_t last_allowed() const { return allowed + allowed_lead() + pieces(); }
 };
 
+struct alignas(64) StreamOp : StreamOpState {
+  StreamOp() = default;
+  StreamOp(const StreamOp&) = delete;
+  StreamOp& operator=(const StreamOp&) = delete;
+  /// For one that has ended.
+  void renew() {
+    static_cast<StreamOpState&>(*this) = StreamOpState{};
+    orphan_taken.store(false, std::memory_order_relaxed);
+  }
+  // Threads whose it is not look at these at any time.
+  std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn
+  std::atomic<bool> orphan_taken{false};
+};
+
 class Stream {
  public:
   /// Operations, requests and calls that may be pending on one stream. A submission waits for room.
@@ -150,13 +154,11 @@ class Stream {
   /// The stream of a handle of the runtime's, made known where it is not. `place`: the context of the default stream.
   /// Throws Failure: EINVAL (no stream), EMFILE (too many), and what making words throws. Thread-safe.
   static Stream& of(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
-  /// The same where it is known; nullptr elsewhere.
-  static Stream* find(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
 
   /// Whether there is any in this process.
   static bool any();
-  /// Those of a name: a default stream is one for each GPU.
-  static std::vector<Stream*> named(gpu::Runtime& runtime, gpu::StreamHandle handle);
+  /// Those of a name that are known, of every runtime: a default stream is one for each GPU.
+  static std::vector<Stream*> named(gpu::StreamHandle handle);
 
   /// Enqueues. 0, or -errno with last_error() filled and nothing enqueued. Waits for room, within the deadline of the
   /// handle. The caller has the handle in use. Thread-safe.
@@ -165,7 +167,7 @@ class Stream {
   /// Whether none of our requests is pending on it.
   bool idle() const { return front_.load(std::memory_order_acquire) == tail_.load(std::memory_order_acquire); }
   /// The first error on it that nobody was told of, which is told now: a reference that the caller gives back; nullptr
-  /// where there is none.
+  /// where there is none. Those of calls without a StreamResult are among them.
   StreamResult* take_error();
 
   gpu::Runtime& runtime() const { return *runtime_; }
@@ -195,7 +197,9 @@ class Stream {
   /// Streams that are held by waits.
   static std::atomic<std::uint32_t>& waiting_streams(const gpu::Runtime& runtime);
   static bool take_from_idle(gpu::Runtime& runtime, const Stream& taker);
-  static Stream* find_locked(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);
+  void give_area_up();
+  static Stream* find(const gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place, bool anywhere);
+  bool is_callers() const;
   void free_words();
 
   void open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Place& place);

@@ -194,6 +194,10 @@ bool Stream::Submission::prepare() {
                             : "the stream cannot be used: " + s_.runtime_->words(code),
                   "submit requests outside of the capture, before the graph is launched or after it");
   }
+  if (call_.late && call_.requests.size() != 1) {
+    return refuse(first, EINVAL, "values that are bound late, of a group of " + std::to_string(call_.requests.size()),
+                  "submit the request whose values they are by itself");
+  }
   if (call_.requests.size() > kParts) {
     return refuse(first, EINVAL, "a group of " + std::to_string(call_.requests.size()) + " requests",
                   "submit at most 4096 as one");
@@ -254,7 +258,7 @@ bool Stream::Submission::take_memory() {
 /// Memory to stage through. What another operation of this stream uses can be used again: its turn is before.
 bool Stream::Submission::take_area(std::uint64_t bytes) {
   if (bytes == 0) return true;
-  if (s_.area_is_lost_.exchange(false, std::memory_order_acq_rel)) s_.area_ = {};
+  if (s_.area_is_lost_.exchange(false, std::memory_order_acq_rel)) s_.give_area_up();
   const std::uint64_t wanted = std::min(bytes, Staging::kSlab);
   if (s_.area_.size >= wanted) return true;
   Staging& staging = Staging::of(*s_.runtime_);

@@ -174,7 +174,9 @@ bool StreamWorker::attend(Stream& stream) {
 bool StreamWorker::begin(Stream& stream, StreamOp& op) {
   op.started = true;
   if (op.broken) {
-    // The stream may not be there yet, and what came before may still use what it replaced: that is never used again.
+    // The stream may not be there yet, and what came before may still use what it replaced.
+    if (op.replaced) Staging::of(stream.runtime()).give_up(op.replaced, stream.reached_.host, op.reached);
+    op.replaced = {};
     fail(op, op.error);
     if (op.orders != 0) write_orders(stream, op);
     return true;
@@ -366,7 +368,7 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
     bytes += static_cast<std::int64_t>(stream.part(op.first_part + i).transfer.size);
   }
   if (op.staged && op.failed && (op.broken || handle_.state() == State::wedged)) {
-    // The stream's copies may be still to come, or the device may still write to the area: it is never used again.
+    // The stream's copies may be still to come, or the device may still write to the area.
     stream.area_is_lost_.store(true, std::memory_order_release);
   }
   // The last operation tells of all that was submitted with it.

@@ -33,6 +33,12 @@ const char* route_name(Route route) {
   return "unknown";
 }
 
+namespace {
+
+Kind kind_of(const GpuBuffer& gpu) { return gpu.runtime().backend() == gpu::Backend::cuda ? Kind::cuda : Kind::hip; }
+
+}  // namespace
+
 constinit Immortal<Registry> registry;
 
 /// Before the lock is taken, which a fork takes after its own.
@@ -54,6 +60,7 @@ void Registry::prepare_for_fork() {
                                          self.devices_ = {};
                                          self.ledgers_.clear();
                                          self.open_ = 0;
+                                         self.leaving_ = 0;
                                          self.lock_.unlock();
                                        }});
     return true;
@@ -93,6 +100,7 @@ struct Registry::Source {
   Backing peer{};
   std::unique_ptr<GpuBuffer> gpu{};
   Demand demand = Demand::none;
+  bool listed = true;
 };
 
 Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool readonly,
@@ -102,12 +110,23 @@ Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool reado
 
 Reference Registry::add_gpu(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,
                             Demand demand, std::span<const std::uint32_t> devices) {
-  const Kind kind = gpu->runtime().backend() == gpu::Backend::cuda ? Kind::cuda : Kind::hip;
-  const gpu::Allocation& whole = gpu->allocation();
+  check_inside(*gpu, address, size);
+  const Kind kind = kind_of(*gpu);
+  return add({address, size, kind, readonly, {}, std::move(gpu), demand}, devices);
+}
+
+Reference Registry::add_gpu_unlisted(std::uint64_t address, std::uint64_t size, std::unique_ptr<GpuBuffer> gpu,
+                                     std::uint32_t device) {
+  check_inside(*gpu, address, size);
+  const Kind kind = kind_of(*gpu);
+  return add({address, size, kind, false, {}, std::move(gpu), Demand::none, false}, std::span(&device, 1));
+}
+
+void Registry::check_inside(const GpuBuffer& gpu, std::uint64_t address, std::uint64_t size) {
+  const gpu::Allocation& whole = gpu.allocation();
   if (size == 0 || address < whole.base || size > whole.size || address - whole.base > whole.size - size) {
     fail(EINVAL, "register", "the range is not inside of one allocation of the GPU", "register each of them by itself");
   }
-  return add({address, size, kind, readonly, {}, std::move(gpu), demand}, devices);
 }
 
 Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
@@ -118,7 +137,8 @@ Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   }
   prepare_for_fork();
   std::lock_guard guard(lock_);
-  if (index_.overlaps(begin, begin + size)) {
+  close_leaving();
+  if (source.listed && index_.overlaps(begin, begin + size)) {
     fail(EEXIST, "register", "the range overlaps a buffer that is registered already",
          "close the other registration, or use it: a part of a registered buffer needs no registration of its own");
   }
@@ -133,6 +153,8 @@ Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   r.kind_ = source.kind;
   r.readonly_ = source.readonly;
   r.everywhere_ = devices.empty();
+  r.listed_ = source.listed;
+  r.leaving_ = false;
   r.peer_ = source.peer;
   r.gpu_ = std::move(source.gpu);
   r.keeps_gpu_ = false;
@@ -156,7 +178,10 @@ Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   }
   const std::uint64_t generation = next_generation_++;
   r.generation_.store(generation, std::memory_order_release);
-  index_.insert(begin, begin + size, reinterpret_cast<std::uintptr_t>(&r) | (r.readonly_ ? kReadonly : 0), generation);
+  if (r.listed_) {
+    const std::uint64_t tag = reinterpret_cast<std::uintptr_t>(&r) | (r.readonly_ ? kReadonly : 0);
+    index_.insert(begin, begin + size, tag, generation);
+  }
   ++open_;
   return {&r, generation, begin, size, r.readonly_};
 }
@@ -284,7 +309,27 @@ std::uint64_t Registry::in_flight(const Reference& reference) {
 
 int Registry::close(const Reference& reference) {
   std::lock_guard guard(lock_);
+  close_leaving();
   return close_locked(reference);
+}
+
+void Registry::close_when_idle(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  if (close_locked(reference) != EBUSY) return;
+  reference.registration->leaving_ = true;
+  ++leaving_;
+}
+
+/// Under the lock.
+void Registry::close_leaving() {
+  std::uint32_t left = leaving_;
+  for (std::uint32_t i = 0; left != 0 && i < used_; ++i) {
+    Registration& r = slots_[i];
+    if (!r.leaving_) continue;
+    --left;
+    const Reference reference{.registration = &r, .generation = r.generation_.load(std::memory_order_relaxed)};
+    if (close_locked(reference) != EBUSY) --leaving_;
+  }
 }
 
 int Registry::close_locked(const Reference& reference) {
@@ -298,7 +343,8 @@ int Registry::close_locked(const Reference& reference) {
     r.generation_.store(reference.generation, std::memory_order_release);
     return EBUSY;
   }
-  index_.erase(reinterpret_cast<std::uintptr_t>(r.address_));
+  if (r.listed_) index_.erase(reinterpret_cast<std::uintptr_t>(r.address_));
+  r.leaving_ = false;
   unmap_all(r);
   r.generation_.store(0, std::memory_order_release);
   free_.push_back(r.index_);
@@ -362,6 +408,7 @@ void Registry::add_ledger(Ledger& ledger) {
 void Registry::remove_ledger(Ledger& ledger) {
   std::lock_guard guard(lock_);
   std::erase(ledgers_, &ledger);
+  close_leaving();
 }
 
 std::uint64_t Registry::open_registrations() {

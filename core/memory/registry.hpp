@@ -74,6 +74,8 @@ class Registration {
   Kind kind_ = Kind::host;
   bool readonly_ = false;
   bool everywhere_ = false;  ///< devices opened later get it too
+  bool listed_ = true;       ///< addresses lead to it
+  bool leaving_ = false;     ///< to be closed as soon as no command is in flight on it
   Demand demand_ = Demand::none;
   Backing peer_{};  ///< of Kind::peer
   std::unique_ptr<GpuBuffer> gpu_;
@@ -145,6 +147,10 @@ class Registry {
   Reference add_gpu(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,
                     Demand demand, std::span<const std::uint32_t> devices = {});
 
+  /// The same for the one call of one device: no address leads to it, so it may overlap any other.
+  Reference add_gpu_unlisted(std::uint64_t address, std::uint64_t size, std::unique_ptr<GpuBuffer> gpu,
+                             std::uint32_t device);
+
   /// How requests between a registration and devices go, in a word and why, over those that are open.
   struct Way {
     Route route = Route::direct;
@@ -155,6 +161,9 @@ class Registry {
   /// Closes a registration. 0, EBUSY (commands are in flight; nothing has changed) or ESTALE (another generation, or
   /// closed). Thread-safe, lock-free against I/O.
   int close(const Reference& reference);
+  /// The same, or as soon as no command is in flight: that is looked at whenever something is registered or closed, and
+  /// when a device has stopped. Thread-safe.
+  void close_when_idle(const Reference& reference);
 
   /// Whose memory a registration is; no runtime where it is no GPU's, or closed.
   struct GpuPlace {
@@ -199,6 +208,7 @@ class Registry {
   static void prepare_for_fork();
   struct Source;
   Reference add(Source source, std::span<const std::uint32_t> devices);
+  static void check_inside(const GpuBuffer& gpu, std::uint64_t address, std::uint64_t size);
   void reserve_slots();
   std::uint32_t take_slot();
   void map_to(Registration& registration, std::uint32_t device);
@@ -210,6 +220,7 @@ class Registry {
   void unmap_all(Registration& registration);
   std::uint64_t count(std::uint32_t index) const;
   int close_locked(const Reference& reference);
+  void close_leaving();
 
   std::mutex lock_;
   Registration* slots_ = nullptr;
@@ -217,6 +228,7 @@ class Registry {
   std::vector<std::uint32_t> free_;
   std::uint64_t next_generation_ = 1;
   std::uint64_t open_ = 0;
+  std::uint32_t leaving_ = 0;
   std::array<device::Device*, kMaxDevices> devices_{};
   std::vector<Ledger*> ledgers_;
   AddressIndex index_;

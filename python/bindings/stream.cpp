@@ -273,8 +273,8 @@ std::int64_t group_result(PyGroup& self, std::optional<double> timeout) {
 void synchronize(nb::handle object) {
   collect_stream_objects();
   const gpu::StreamHandle handle = stream_argument(object);
-  gpu::Runtime& runtime = any_runtime("synchronize");
-  const std::vector<Stream*> streams = Stream::named(runtime, handle);
+  const std::vector<Stream*> streams = Stream::named(handle);
+  if (streams.empty()) any_runtime("synchronize");
   const std::int64_t result = without_lock([&]() -> std::int64_t {
     for (Stream* stream : streams) {
       if (const std::int64_t code = engine::wait_for(*stream, python_interrupt()); code < 0) return code;

@@ -102,6 +102,9 @@ static void reads_late_values_in_stream_order(void) {
   CHECK(uGDSReadAsync(fh, buffer, &half, &bad, &in, &wrong, stream).err == UGDS_SUCCESS);
   static ssize_t before = 0;
   CHECK(uGDSReadAsync(fh, (char*)buffer + SIZE / 2, &half, &at, &bad, &before, stream).err == UGDS_SUCCESS);
+  /* The first of two errors, once, and that there was another. */
+  CHECK(uGDSStreamDeregister(stream).err == UGDS_INVALID_VALUE);
+  CHECK(error_says("read on emulated:64MiB") && error_says("beyond the device") && error_says("that failed: 1"));
   CHECK(uGDSStreamDeregister(stream).err == UGDS_SUCCESS);
   CHECK(before == -EINVAL);
   CHECK(first == SIZE / 2 && second == SIZE / 2 && wrong < 0);

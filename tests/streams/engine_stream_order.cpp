@@ -38,13 +38,6 @@ void read_on_streams(unsigned count, std::uint64_t size, Demand route) {
   }
 }
 
-/// This program again, with other surroundings, for one test.
-int run_again(const std::string& environment, const std::string& test) {
-  const std::string command = environment + " timeout 60 /proc/" + std::to_string(::getpid()) + "/exe --no-skip -tc='" +
-                              test + "' >/dev/null 2>&1";
-  return std::system(command.c_str());  // NOLINT: the words are ours
-}
-
 }  // namespace
 
 TEST_CASE("stream: 128 streams at once, more than there are connections, get each its own bytes") {

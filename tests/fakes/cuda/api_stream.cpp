@@ -24,7 +24,7 @@ namespace {
 CUresult create(Context& current, CUstream* stream, unsigned flags) {
   if (stream == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
   const auto type = flags == CU_STREAM_NON_BLOCKING ? Stream::Type::non_blocking : Stream::Type::blocking;
-  *stream = table<Stream>().add<CUstream>(current.make_stream(type, flags));
+  *stream = table<Stream>().add<CUstream>(current.make_stream(type, flags), settings().reuse_streams);
   return CUDA_SUCCESS;
 }
 

@@ -51,7 +51,7 @@ void Settings::defaults() {
   connections = number("CUDA_DEVICE_MAX_CONNECTIONS", 8, 1, 32);
   driver_version = 13000;
   stream_words = dmabuf = true;
-  dmabuf_pcie = false;
+  dmabuf_pcie = reuse_streams = false;
   copy_bytes_per_second = copy_microseconds = 0;
 }
 

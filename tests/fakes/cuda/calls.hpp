@@ -54,7 +54,7 @@ inline Entry entry{name.text.data()};
 /// Traits that tests set. Plain words: any thread may read them at any time.
 struct Settings {
   std::atomic<int> gpus, connections, driver_version;
-  std::atomic<bool> stream_words, dmabuf, dmabuf_pcie;
+  std::atomic<bool> stream_words, dmabuf, dmabuf_pcie, reuse_streams;
   std::atomic<double> copy_bytes_per_second, copy_microseconds;
   Settings() { defaults(); }
   void defaults();

@@ -25,10 +25,12 @@ std::uint64_t next_handle();
 template <class T>
 class Table {
  public:
+  /// `again`: under the handle that was given back last, where there is one.
   template <class Handle>
-  Handle add(std::shared_ptr<T> object) {
+  Handle add(std::shared_ptr<T> object, bool again = false) {
     const std::scoped_lock hold(lock_);
-    const std::uint64_t handle = next_handle();
+    const std::uint64_t free = std::exchange(given_back_, 0);
+    const std::uint64_t handle = again && free != 0 ? free : next_handle();
     objects_.emplace(handle, std::move(object));
     return reinterpret_cast<Handle>(handle);
   }
@@ -44,6 +46,7 @@ class Table {
     const auto found = objects_.find(reinterpret_cast<std::uint64_t>(handle));
     if (found == objects_.end()) return nullptr;
     auto object = std::move(found->second);
+    given_back_ = found->first;
     objects_.erase(found);
     return object;
   }
@@ -60,6 +63,7 @@ class Table {
  private:
   mutable std::mutex lock_;
   std::map<std::uint64_t, std::shared_ptr<T>> objects_;
+  std::uint64_t given_back_ = 0;  ///< a handle that is nobody's now; 0: none
 };
 
 template <class T>
