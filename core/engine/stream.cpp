@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <new>
 #include <unordered_map>
 #include <utility>
 
@@ -38,6 +39,11 @@ void Stream::open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Pl
   place_ = place;
   caller_ = number_of(handle) == 2 ? caller_number() : 0;
   ops_ = std::make_unique<StreamOp[]>(kOps);
+  op_errors_ = std::make_unique<Error[]>(std::size_t{2} * kOps);
+  for (std::uint32_t i = 0; i < kOps; ++i) {
+    ops_[i].error = &op_errors_[2 * i];
+    ops_[i].refusal = &op_errors_[2 * i + 1];
+  }
   parts_.reset(new Part[kParts]);  // NOLINT: without touching it
   holds_ = std::make_unique<Hold[]>(kHolds);
   errors_.reserve(kMostErrors);
@@ -140,6 +146,20 @@ bool Stream::next(const StreamOp& op, const StreamPlan::Piece& piece, StreamOp::
   return false;
 }
 
+const Error& StreamResult::error() const {
+  static const Error none;
+  static const Error lost = [] {
+    Error error;
+    error.code = EIO;
+    error.operation = "stream";
+    set_cause(error, "the request failed, and there was no memory to keep why");
+    set_hint(error, "free memory, and submit it again");
+    return error;
+  }();
+  if (!failed_) return none;
+  return error_ != nullptr ? *error_ : lost;
+}
+
 void Stream::drop_holds(const StreamOp& op, memory::Ledger& ledger) {
   for (std::uint32_t i = 0; i < op.parts; ++i) {
     ledger.remove_shared(part(op.first_part + i).transfer.buffer.registration->index());
@@ -215,7 +235,7 @@ void Stream::keep_error(StreamResult* result, const Error& error) {
   if (is_mine) result = new (std::nothrow) StreamResult;
   if (result == nullptr || result->failed_) return;
   result->failed_ = true;
-  result->error_ = error;
+  result->error_.reset(new (std::nothrow) Error(error));
   if (errors_.size() == kMostErrors) {
     std::erase_if(errors_, [](StreamResult* old) {
       const bool told = old->looked_.load(std::memory_order_relaxed);

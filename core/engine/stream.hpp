@@ -53,8 +53,8 @@ class StreamResult {
     return copied_ == nullptr || is_at(copied_->load(std::memory_order_acquire), copied_at_);
   }
   /// Only when done: bytes, or -errno with `error`.
-  std::int64_t result() const { return failed_ ? -error_.code : bytes_; }
-  const Error& error() const { return error_; }
+  std::int64_t result() const { return failed_ ? -error().code : bytes_; }
+  const Error& error() const;
   bool failed() const { return failed_; }
   /// Whether somebody was told of the error; returns what was so before.
   bool look() { return looked_.exchange(true, std::memory_order_relaxed); }
@@ -70,7 +70,7 @@ class StreamResult {
   // Written by one operation's end after the other; read when none is left.
   bool failed_ = false;
   std::int64_t bytes_ = 0;
-  Error error_;
+  std::unique_ptr<Error> error_;  ///< where it failed, and there was memory to say how
 };
 
 /// Values that are read when the stream reaches the request; nullptr: as the transfer says. Until it has ended they
@@ -121,7 +121,6 @@ struct StreamOpState {
   } given{};
   std::array<std::uint32_t, 8> open{};  ///< commands' requests of the pieces that are open; 1 more while being given
   std::uint32_t flying = 0;
-  Error error{};
 
   /// Steps of `reached` before the first piece, and of `allowed`: a write whose bytes the copy kernel gathers waits for
   /// its orders.
@@ -140,7 +139,15 @@ struct alignas(64) StreamOp : StreamOpState {
   void renew() {
     static_cast<StreamOpState&>(*this) = StreamOpState{};
     orphan_taken.store(false, std::memory_order_relaxed);
+    enqueued.store(Enqueued::no, std::memory_order_relaxed);
   }
+  /// What went wrong: of the worker once `failed`, and of the submitter once it is broken. Only then are they written,
+  /// and read: a request that succeeds does not touch the lines that they are in.
+  Error* error = nullptr;
+  Error* refusal = nullptr;
+  /// How far its submitter is. An operation may begin before all of it is enqueued, and never ends before.
+  enum class Enqueued : std::uint8_t { no, yes, broken };
+  std::atomic<Enqueued> enqueued{Enqueued::no};
   // Threads whose it is not look at these at any time.
   std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn
   std::atomic<bool> orphan_taken{false};
@@ -242,6 +249,7 @@ class Stream {
   StagingArea replaced_;  ///< what pending operations use and later ones do not: the next one gives it back
   std::atomic<bool> area_is_lost_{false};  ///< something that was given up may still use it
   std::unique_ptr<StreamOp[]> ops_;
+  std::unique_ptr<Error[]> op_errors_;
   std::unique_ptr<Part[]> parts_;
   std::unique_ptr<Hold[]> holds_;
   std::mutex errors_lock_;

@@ -83,8 +83,8 @@ class Stream::Submission {
   bool can_go_in_pieces(const StreamOp& op);
   bool kernel_pays(std::uint64_t bytes);
   bool has_many_copies(const StreamOp& op);
-  void hold_by_kernel(StreamOp& op, std::uint64_t tell);
-  void enqueue(StreamOp& op);
+  void hold_by_kernel(const StreamOp& op, std::uint64_t tell);
+  void enqueue(StreamOp& op, bool at_once);
   void enqueue_read(StreamOp& op);
   void enqueue_write(StreamOp& op);
   void copies(StreamOp& op, std::uint32_t piece);
@@ -117,7 +117,7 @@ class Stream::Submission {
   std::size_t word_count_ = 0;
   StreamOp::Cursor cursor_;
   std::uint32_t order_ = 0;
-  bool first_ = true, is_idle_ = false;
+  bool first_ = true, is_idle_ = false, has_passed_ = false;
   int code_ = 0;
 };
 
@@ -225,7 +225,8 @@ bool Stream::Submission::prepare() {
 bool Stream::Submission::has_room() {
   const std::uint64_t pending = s_.tail_.load(std::memory_order_relaxed) - s_.front_.load(std::memory_order_acquire);
   is_idle_ = pending == 0;
-  if (pending == 0 && s_.reached_.host->load(std::memory_order_acquire) == s_.next_reached_) {
+  has_passed_ = is_idle_ && s_.reached_.host->load(std::memory_order_acquire) == s_.next_reached_;
+  if (has_passed_) {
     // Also of those that were let through before the stream was there.
     s_.holds_to_come_ = 0;
     s_.holds_pending_.store(0, std::memory_order_relaxed);
@@ -307,7 +308,6 @@ std::int64_t Stream::Submission::enqueue_all() {
   for (const Kind kind : {kStagedWrite, kDirect, kStagedRead}) {
     if (counts_[kind] != 0) make(kind, --left == 0);
   }
-  worker_.wake();
   return 0;
 }
 
@@ -339,6 +339,7 @@ void Stream::Submission::make(Kind kind, bool last) {
     op.by_kernel = !op.by_pieces && (call_.late || has_many_copies(op));
   }
   op.held_by_kernel = op.by_pieces || (!op.staged && op.waits && begin != 0 && kernel_pays(begin));
+  if (op.by_pieces && call_.late) op.orders = 1;
   if (last) {
     op.told = call_.told;
     op.has_status = call_.status != 0;
@@ -346,33 +347,48 @@ void Stream::Submission::make(Kind kind, bool last) {
   if (call_.result != nullptr) {
     call_.result->refer();
     op.result = call_.result;
+    if (kind == kStagedRead) {
+      op.result->copied_ = s_.reached_.host;
+      op.result->copied_at_ = op.last_reached();
+    }
   }
-  enqueue(op);
   s_.next_reached_ = op.last_reached();
   s_.next_allowed_ = op.last_allowed();
-  if (code_ == 0 && kind == kStagedRead && op.result != nullptr) {
-    op.result->copied_ = s_.reached_.host;
-    op.result->copied_at_ = op.last_reached();
-  }
-  if (code_ != 0) {
-    // What was enqueued of it is let through.
-    op.broken = true;
-    refuse(op.parts != 0 ? &s_.part(op.first_part).transfer : nullptr, EIO,
-           "the GPU's stream did not take the request: " + s_.runtime_->words(code_),
-           "a kernel of the program may have faulted; its context is not usable then");
-    op.error = last_error();
-    code_ = 0;
-  }
+  s_.parts_pending_.fetch_add(op.parts, std::memory_order_relaxed);
   Counters& counters = worker_.counters();
   counters.requests.fetch_add(op.parts, std::memory_order_relaxed);
   auto& held = op.held_by_kernel ? counters.held_by_kernel : op.waits ? counters.held_by_wait : counters.held_by_call;
   held.fetch_add(1, std::memory_order_relaxed);
   (op.staged ? counters.staged : counters.direct).fetch_add(op.parts, std::memory_order_relaxed);
-  s_.parts_pending_.fetch_add(op.parts, std::memory_order_relaxed);
-  s_.holds_pending_.fetch_add(op.holds, std::memory_order_relaxed);
-  op.worker.store(&worker_, std::memory_order_relaxed);
-  worker_.count_in();
-  s_.tail_.store(tail + 1, std::memory_order_seq_cst);
+  const auto hand_over = [&] {
+    s_.holds_pending_.fetch_add(op.holds, std::memory_order_relaxed);
+    op.worker.store(&worker_, std::memory_order_relaxed);
+    worker_.count_in();
+    s_.tail_.store(tail + 1, std::memory_order_seq_cst);
+    if (last) worker_.wake();
+  };
+  // Where the stream has nothing to do it is there already: the device begins while it is told to wait.
+  const bool at_once =
+      op.held_by_kernel && op.first && last && has_passed_ && s_.runtime_->is_idle(s_.place_, s_.handle_);
+  if (at_once) {
+    s_.reached_.host->store(op.reached + 1, std::memory_order_release);
+    hand_over();
+  }
+  enqueue(op, at_once);
+  if (code_ != 0) {
+    // What was enqueued of it is let through.
+    refuse(op.parts != 0 ? &s_.part(op.first_part).transfer : nullptr, EIO,
+           "the GPU's stream did not take the request: " + s_.runtime_->words(code_),
+           "a kernel of the program may have faulted; its context is not usable then");
+    *op.refusal = last_error();
+    if (!at_once) {
+      op.broken = true;
+      if (op.result != nullptr) op.result->copied_ = nullptr;
+    }
+  }
+  op.enqueued.store(code_ != 0 ? StreamOp::Enqueued::broken : StreamOp::Enqueued::yes, std::memory_order_release);
+  code_ = 0;
+  if (!at_once) hand_over();
 }
 
 /// Whether one launch does all of a staged operation: a read of one request, to where its bytes can be stored as they
@@ -387,7 +403,8 @@ bool Stream::Submission::can_go_in_pieces(const StreamOp& op) {
 /// later the longer it waits; its launch takes 2 us longer. So not where others wait in front of it anyway.
 bool Stream::Submission::kernel_pays(std::uint64_t bytes) {
   constexpr std::uint64_t kLarge = 256 * 1024;
-  return s_.has_kernels_ && may_use_kernels() && (is_idle_ || bytes >= kLarge) && s_.runtime_->kernels_see_devices(s_.place_.device);
+  return s_.has_kernels_ && may_use_kernels() && (is_idle_ || bytes >= kLarge) &&
+         s_.runtime_->kernels_see_devices(s_.place_.device);
 }
 
 /// Whether there are too many pieces of memory for copies one by one.
@@ -478,15 +495,15 @@ void Stream::Submission::tell_status(const StreamOp& op) {
   });
 }
 
-void Stream::Submission::enqueue(StreamOp& op) {
+void Stream::Submission::enqueue(StreamOp& op, bool at_once) {
   cursor_ = {};
   order_ = 0;
   if (op.held_by_kernel) {
     // By itself a write tells sooner that the stream has come; where it comes later anyway, the kernel tells it.
-    const bool writes = is_idle_ || !op.staged;
+    const bool writes = !at_once && (is_idle_ || !op.staged);
     if (writes) write(op, op.reached + 1);
     flush();
-    hold_by_kernel(op, (writes ? gpu::Pieces::nothing : gpu::Pieces::arrival) |
+    hold_by_kernel(op, (at_once || writes ? gpu::Pieces::nothing : gpu::Pieces::arrival) |
                            (op.staged ? gpu::Pieces::copied : gpu::Pieces::nothing));
     tell_status(op);
   } else if (!op.staged) {
@@ -501,7 +518,7 @@ void Stream::Submission::enqueue(StreamOp& op) {
   flush();
 }
 
-void Stream::Submission::hold_by_kernel(StreamOp& op, std::uint64_t tell) {
+void Stream::Submission::hold_by_kernel(const StreamOp& op, std::uint64_t tell) {
   gpu::Pieces pieces;
   pieces.reached = s_.reached_.device;
   pieces.reached_at = op.reached;
@@ -512,7 +529,6 @@ void Stream::Submission::hold_by_kernel(StreamOp& op, std::uint64_t tell) {
     const Transfer& t = s_.part(op.first_part).transfer;
     if (call_.late) {
       pieces.order = s_.orders_.device;
-      op.orders = 1;
     } else {
       pieces.copy = {op.area.device, t.buffer.address + t.buffer_offset, t.size};
     }

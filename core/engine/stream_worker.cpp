@@ -177,7 +177,7 @@ bool StreamWorker::begin(Stream& stream, StreamOp& op) {
     // The stream may not be there yet, and what came before may still use what it replaced.
     if (op.replaced) Staging::of(stream.runtime()).give_up(op.replaced, stream.reached_.host, op.reached);
     op.replaced = {};
-    fail(op, op.error);
+    fail(op, *op.refusal);
     if (op.orders != 0) write_orders(stream, op);
     return true;
   }
@@ -250,7 +250,7 @@ void StreamWorker::fail(StreamOp& op, const Error& error) {
   if (op.failed) return;
   op.failed = true;
   op.bad_from = 0;
-  op.error = error;
+  *op.error = error;
 }
 
 /// The device's part, as far as places are free. True: something was given to it.
@@ -318,7 +318,7 @@ void StreamWorker::take(const Done& done) {
   if (done.error == nullptr) return;
   // Of several the one that comes first on the device: before it everything is right.
   op.bad_from = std::min(op.bad_from, op.ended + ((slot - op.ended) & static_cast<std::uint32_t>(kPieceMask)));
-  if (!op.failed || done.error->offset < op.error.offset) op.error = *done.error;
+  if (!op.failed || done.error->offset < op.error->offset) *op.error = *done.error;
   op.failed = true;
 }
 
@@ -343,7 +343,16 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
     if (op.ended == op.pieces()) break;
     stream.allowed_.host->store(op.allowed + op.allowed_lead() + op.ended, std::memory_order_release);
   }
-  if (op.ended == op.pieces()) complete(stream, op);
+  if (op.ended != op.pieces()) return moved;
+  // It may have begun while it was still being enqueued.
+  const auto enqueued = op.enqueued.load(std::memory_order_acquire);
+  if (enqueued == StreamOp::Enqueued::no) return moved;
+  if (enqueued == StreamOp::Enqueued::broken && !op.broken) {
+    op.broken = true;
+    if (op.result != nullptr) op.result->copied_ = nullptr;
+    fail(op, *op.refusal);
+  }
+  complete(stream, op);
   return moved;
 }
 
@@ -353,7 +362,7 @@ void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
   const StreamPlan::Piece piece = op.plan.piece(number);
   const Transfer& t = stream.part(op.first_part).transfer;
   std::uint64_t right = 0;
-  if (op.parts == 1 && op.error.offset >= t.offset) right = op.error.offset - t.offset + op.error.completed;
+  if (op.parts == 1 && op.error->offset >= t.offset) right = op.error->offset - t.offset + op.error->completed;
   if (right > t.size) right = 0;
   const std::uint64_t kept = std::clamp(right, piece.begin, piece.begin + piece.bytes) - piece.begin;
   std::fill_n(op.area.data + piece.at + kept, piece.bytes - kept, kPoison);
@@ -377,7 +386,7 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
     stream.call_error_ = 0;
   }
   stream.call_bytes_ += bytes;
-  if (op.failed && stream.call_error_ == 0) stream.call_error_ = op.error.code;
+  if (op.failed && stream.call_error_ == 0) stream.call_error_ = op.error->code;
   const int code = stream.call_error_;
   if (op.told != nullptr) __atomic_store_n(op.told, code != 0 ? -code : stream.call_bytes_, __ATOMIC_RELEASE);
   if (op.has_status) stream.status_.host->store(static_cast<unsigned>(code));
@@ -385,7 +394,7 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
     counters_.bytes.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
     if (op.result != nullptr) op.result->bytes_ += bytes;
   } else {
-    stream.keep_error(op.result, op.error);
+    stream.keep_error(op.result, *op.error);
   }
   if (op.result != nullptr) op.result->left_.fetch_sub(1, std::memory_order_acq_rel);
   stream.allowed_.host->store(op.last_allowed(), std::memory_order_release);
@@ -394,16 +403,16 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
 /// The error of a part of it, told of the whole.
 void StreamWorker::explain(Stream& stream, StreamOp& op) {
   const Transfer& t = stream.part(op.first_part).transfer;
-  const std::uint64_t part = op.error.offset - t.offset;
+  const std::uint64_t part = op.error->offset - t.offset;
   if (op.parts != 1) {
     // Among several, how far one came says nothing that can be used.
-    op.error.completed = 0;
+    op.error->completed = 0;
     return;
   }
   if (part > t.size) return;
-  op.error.completed += part;
-  op.error.offset = t.offset;
-  op.error.length = t.size;
+  op.error->completed += part;
+  op.error->offset = t.offset;
+  op.error->length = t.size;
 }
 
 /// The handle is being closed. Streams that wait for it go on, with an error.

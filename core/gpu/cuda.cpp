@@ -139,6 +139,15 @@ class CudaRuntime final : public Runtime {
     capturing = status != 0;
     return code;
   }
+  bool is_idle(const Place& place, StreamHandle stream) noexcept override {
+    if (driver_.stream_flags == nullptr || driver_.stream_query == nullptr) return false;
+    return in(place, [&] {
+             // Any other stream waits for what is pending on the legacy one.
+             unsigned flags = 0;
+             if (const int code = driver_.stream_flags(stream, &flags); code != 0) return code;
+             return (flags & kCuStreamNonBlocking) == 0 ? kCuInvalidValue : driver_.stream_query(stream);
+           }) == 0;
+  }
   int synchronize(const Place& place, StreamHandle stream) noexcept override {
     return in(place, [&] { return driver_.stream_synchronize(stream); });
   }

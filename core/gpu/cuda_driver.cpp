@@ -37,6 +37,8 @@ bool CudaDriver::load(SharedLibrary& library) {
   need(error_string, "cuGetErrorString");
   // Of newer drivers; what lacks them does without.
   library.find(batch_words, "cuStreamBatchMemOp_v2");
+  library.find(stream_flags, "cuStreamGetFlags");
+  library.find(stream_query, "cuStreamQuery");
   library.find(handle_for_range, "cuMemGetHandleForAddressRange");
   return all;
 }

@@ -77,6 +77,8 @@ struct CudaDriver {
   CuResult (*stream_create)(CuStream* stream, unsigned flags);
   CuResult (*stream_destroy)(CuStream stream);
   CuResult (*stream_synchronize)(CuStream stream);
+  CuResult (*stream_flags)(CuStream stream, unsigned* flags);
+  CuResult (*stream_query)(CuStream stream);
   CuResult (*stream_context)(CuStream stream, CuContext* context);
   CuResult (*context_device)(CuDevice* device);
   CuResult (*stream_capturing)(CuStream stream, int* status);

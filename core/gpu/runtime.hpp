@@ -160,6 +160,9 @@ class Runtime {
   /// Whether the stream is being captured into a graph, or could be by being touched (a legacy stream beside a
   /// capture).
   virtual int is_capturing(const Place& place, StreamHandle stream, bool& capturing) noexcept = 0;
+  /// Whether all that was enqueued on the stream has ended, and all that it would wait for. False where that is not
+  /// known.
+  virtual bool is_idle(const Place& place, StreamHandle stream) noexcept = 0;
   /// Waits until all that was enqueued is done.
   virtual int synchronize(const Place& place, StreamHandle stream) noexcept = 0;
   /// Copies in the calling thread, to or from any memory of this process, and returns when it is done. With a stream of

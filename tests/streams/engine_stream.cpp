@@ -250,16 +250,19 @@ TEST_CASE("stream: an enqueueing that fails in the middle fails its request, and
     const char* name;
     unsigned most;
     std::uint64_t at;
-  } const calls[] = {// What one kernel copies, and what it does not, since it is not aligned for it.
-                     {"cuStreamBatchMemOp_v2", 1, 0},
+    bool busy = false;  ///< else the device begins before all is enqueued
+  } const calls[] = {   // What one kernel copies, and what it does not, since it is not aligned for it.
                      {"cuLaunchKernel", 1, 0},
+                     {"cuStreamBatchMemOp_v2", 1, 0, true},
+                     {"cuLaunchKernel", 1, 0, true},
                      {"cuStreamBatchMemOp_v2", 3, 4},
                      {"cuMemcpyHtoDAsync_v2", 3, 4}};
-  for (const auto& [name, most, at] : calls) {
+  for (const auto& [name, most, at, busy] : calls) {
     for (unsigned nth = 1; nth <= most; ++nth) {
       CAPTURE(name);
       CAPTURE(nth);
       REQUIRE(comes_true([&] { return stream_of(stream).idle(); }));
+      if (busy) cuda.launch("ugds_spin", stream, 2'000'000);
       REQUIRE(fake_cuda_fail(name, nth, CUDA_ERROR_UNKNOWN) == 0);
       Asked broken(open.handle, stream, {reading(target, 0, 12 * MiB, at)});
       Asked next(open.handle, stream, {reading(target, 0, 12 * MiB, at)});

@@ -63,7 +63,8 @@ TEST_CASE("stream pieces: reads of every size and alignment, of an idle stream a
           if (late) call.late = {&values[0], &values[1], &values[2]};
           // Late, the buffer begins where the registration does, and the size may be smaller than what was said.
           Asked before(open.handle, stream, {reading(target, 0, 512, at)});
-          Asked asked(open.handle, stream, {late ? reading(target, 0, 20 * MiB) : reading(target, 512, size, at)}, call);
+          Asked asked(open.handle, stream, {late ? reading(target, 0, 20 * MiB) : reading(target, 512, size, at)},
+                      call);
           CHECK(before.result() == 512);
           CHECK(asked.result() == static_cast<std::int64_t>(size));
           cuda.finish(stream);

@@ -128,6 +128,14 @@ FAKE_EXPORT CUresult cuStreamQuery(CUstream handle) {
   });
 }
 
+FAKE_EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int* flags) {
+  return on_stream<"cuStreamGetFlags">(handle, [&](Context&, Stream& stream) -> CUresult {
+    if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream.flags;
+    return CUDA_SUCCESS;
+  });
+}
+
 FAKE_EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   return on_stream<"cuStreamGetCtx">(handle, [&](Context&, Stream& stream) -> CUresult {
     if (context == nullptr) return CUDA_ERROR_INVALID_VALUE;
