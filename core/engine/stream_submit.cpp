@@ -55,16 +55,19 @@ class Stream::Submission {
   Submission(const Submission&) = delete;
   Submission& operator=(const Submission&) = delete;
 
+  /// In the stream's context. False: there is no room for now, and it is to be tried again; else the result is 0, or
+  /// -errno with last_error() filled and nothing enqueued.
+  bool attempt(std::int64_t& result);
+
+ private:
   /// Checks everything and holds the registrations. False: refused, and last_error() says why.
   bool prepare();
   /// Under the stream's lock. False: there is no room for now.
   bool has_room();
   /// Under the stream's lock. False: refused, for want of memory to stage through.
   bool take_memory();
-  /// Under the stream's lock, with room. 0, or -errno with nothing enqueued.
-  std::int64_t enqueue_all();
-
- private:
+  /// Under the stream's lock, with room.
+  void enqueue_all();
   /// Requests that become one operation.
   enum Kind : std::size_t { kDirect, kStagedRead, kStagedWrite, kKinds };
   Kind kind_of(const Transfer& t) const {
@@ -117,7 +120,7 @@ class Stream::Submission {
   std::size_t word_count_ = 0;
   StreamOp::Cursor cursor_;
   std::uint32_t order_ = 0;
-  bool first_ = true, is_idle_ = false, has_passed_ = false;
+  bool is_prepared_ = false, first_ = true, is_idle_ = false, has_passed_ = false;
   int code_ = 0;
 };
 
@@ -181,6 +184,22 @@ bool Stream::Submission::check(const Transfer& t) {
                       ", and the stream is GPU " + std::to_string(s_.place_.device) + "'s",
                   "use a stream of the GPU that has the buffer");
   }
+  return true;
+}
+
+bool Stream::Submission::attempt(std::int64_t& result) {
+  if (!is_prepared_ && !prepare()) {
+    result = -last_error().code;
+    return true;
+  }
+  is_prepared_ = true;
+  const std::lock_guard guard(s_.lock_);
+  if (!take_memory()) {
+    result = -last_error().code;
+    return true;
+  }
+  if (!has_room()) return false;
+  enqueue_all();
   return true;
 }
 
@@ -297,7 +316,7 @@ bool Stream::Submission::waits() {
   return false;
 }
 
-std::int64_t Stream::Submission::enqueue_all() {
+void Stream::Submission::enqueue_all() {
   // A group of nothing has its place in the order too.
   if (call_.requests.empty()) counts_[kDirect] = 1;
   std::uint32_t left = 0;
@@ -308,7 +327,6 @@ std::int64_t Stream::Submission::enqueue_all() {
   for (const Kind kind : {kStagedWrite, kDirect, kStagedRead}) {
     if (counts_[kind] != 0) make(kind, --left == 0);
   }
-  return 0;
 }
 
 /// Makes the operation of one kind, enqueues it and hands it over.
@@ -570,14 +588,14 @@ std::int64_t Stream::submit(Handle& handle, const StreamCall& call, const Interr
   StreamWorker& worker = handle.stream_worker();
   worker.join(*this);
   Submission submission(*this, handle, worker, call);
-  if (!submission.prepare()) return -last_error().code;
   const std::uint64_t start = monotonic_ns();
   for (std::uint64_t asked = start;;) {
-    {
-      const std::lock_guard guard(lock_);
-      if (!submission.take_memory()) return -last_error().code;
-      if (submission.has_room()) return submission.enqueue_all();
-    }
+    bool is_over = false;
+    std::int64_t result = 0;
+    auto attempt = [&] { is_over = submission.attempt(result); };
+    runtime_->within(
+        place_, [](void* it) { (*static_cast<decltype(attempt)*>(it))(); }, &attempt);
+    if (is_over) return result;
     const std::uint64_t now = monotonic_ns();
     if (now - start > handle.policy().deadline_ns) {
       fail(EAGAIN, "stream", "256 operations are pending on the stream, and none has ended for long",

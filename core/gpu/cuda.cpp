@@ -9,11 +9,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "gpu/cuda_driver.hpp"
@@ -44,15 +45,19 @@ class CudaRuntime;
 /// Makes a context current in the calling thread for as long as it lives. Nothing is done where it is already.
 class Entered {
  public:
-  Entered(const CudaDriver& driver, CuContext context) : driver_(driver) {
+  Entered(const CudaDriver& driver, CuContext context) : driver_(driver), outer_(inside_) {
     CuContext now = nullptr;
-    if (context == nullptr || (driver_.context_current(&now) == 0 && now == context)) return;
-    code_ = driver_.context_push(context);
-    pushed_ = code_ == 0;
+    if (context == nullptr || context == inside_) return;
+    if (driver_.context_current(&now) != 0 || now != context) {
+      code_ = driver_.context_push(context);
+      pushed_ = code_ == 0;
+    }
+    if (code_ == 0) inside_ = context;
   }
   ~Entered() {
     CuContext popped = nullptr;
     if (pushed_) driver_.context_pop(&popped);
+    inside_ = outer_;
   }
   Entered(const Entered&) = delete;
   Entered& operator=(const Entered&) = delete;
@@ -60,10 +65,14 @@ class Entered {
   CuResult code() const { return code_; }
 
  private:
+  /// What is current because of an outer one of these: nothing of the program's runs before that has ended.
+  static thread_local CuContext inside_;
   const CudaDriver& driver_;
+  const CuContext outer_;
   CuResult code_ = 0;
   bool pushed_ = false;
 };
+thread_local CuContext Entered::inside_ = nullptr;
 
 std::string words_of(const CudaDriver& driver, CuResult code) {
   const char* name = nullptr;
@@ -118,6 +127,10 @@ class CudaRuntime final : public Runtime {
   void load_kernels(const Place& place) override;
   bool kernels_see_devices(int device) override { return attribute(device, kCuCanFlushRemoteWrites) == 0; }
 
+  void within(const Place& place, void (*body)(void*), void* context) override {
+    const Entered entered(driver_, place.context);
+    body(context);
+  }
   int enqueue_words(const Place& place, StreamHandle stream, std::span<const WordOp> ops) noexcept override;
   int enqueue_to_device(const Place& place, StreamHandle stream, Address to, const void* from,
                         std::uint64_t bytes) noexcept override {
@@ -155,13 +168,13 @@ class CudaRuntime final : public Runtime {
     return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
       std::memcpy(one.bounce, static_cast<const std::byte*>(from) + at, size);
       const int code = driver_.to_device(to + at, one.bounce, size, one.stream);
-      return code != 0 ? code : driver_.stream_synchronize(one.stream);
+      return code != 0 ? code : wait_for_copy(place, one);
     });
   }
   int copy_from_device(const Place& place, void* to, Address from, std::uint64_t bytes) noexcept override {
     return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
       int code = driver_.from_device(one.bounce, from + at, size, one.stream);
-      if (code == 0) code = driver_.stream_synchronize(one.stream);
+      if (code == 0) code = wait_for_copy(place, one);
       if (code == 0) std::memcpy(static_cast<std::byte*>(to) + at, one.bounce, size);
       return code;
     });
@@ -180,6 +193,8 @@ class CudaRuntime final : public Runtime {
   struct CopyStream {
     std::mutex lock;
     CuStream stream = nullptr;
+    Word word{};  ///< how many copies it has made, where streams can write words
+    std::uint64_t copies = 0;
     std::byte* bounce = nullptr;
   };
   using CopyStreams = std::array<CopyStream, kCopyStreams>;
@@ -202,9 +217,6 @@ class CudaRuntime final : public Runtime {
     }
     if (!taken) taken = std::unique_lock(mine->lock);
     return in(place, [&] {
-      if (mine->stream == nullptr) {
-        if (const int code = driver_.stream_create(&mine->stream, kCuStreamNonBlocking); code != 0) return code;
-      }
       int code = 0;
       for (std::uint64_t at = 0; at < bytes && code == 0; at += kCopyBytes) {
         code = body(*mine, at, std::min(bytes - at, kCopyBytes));
@@ -221,6 +233,7 @@ class CudaRuntime final : public Runtime {
   CuContext primary(int device);
   int attribute(int device, CuDeviceAttribute attribute);
   CopyStreams* copy_streams(const Place& place) noexcept;
+  int wait_for_copy(const Place& place, CopyStream& one) noexcept;
   Kernels kernels_of(const Place& place) noexcept;
   int launch(CuFunction kernel, CuStream stream, const Pieces& pieces) const noexcept;
   [[noreturn]] void refuse(CuResult code, const char* operation, const std::string& what,
@@ -234,7 +247,7 @@ class CudaRuntime final : public Runtime {
   std::vector<Gpu> gpus_;
   std::mutex loading_lock_, contexts_lock_;
   std::map<CuContext, Kernels> kernels_;
-  std::map<CuContext, CopyStreams> copy_streams_;
+  std::map<CuContext, std::unique_ptr<CopyStreams>> copy_streams_;
   WordPool words_;
 };
 
@@ -365,11 +378,24 @@ CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept
   const auto made = [&]() -> CopyStreams* {
     const std::lock_guard guard(contexts_lock_);
     const auto found = copy_streams_.find(place.context);
-    return found != copy_streams_.end() ? &found->second : nullptr;
+    return found != copy_streams_.end() ? found->second.get() : nullptr;
   };
   if (CopyStreams* streams = made()) return streams;
   const std::lock_guard loading(loading_lock_);
   if (CopyStreams* streams = made()) return streams;
+  // What was made before something fails goes with it: streams and words that nothing was enqueued on.
+  const auto undo = [this, place](CopyStreams* made_so_far) {
+    for (const CopyStream& one : *made_so_far) {
+      if (one.stream != nullptr) destroy_stream(place, one.stream);
+      if (one.word.host != nullptr) words_.give_back(one.word);
+    }
+    delete made_so_far;
+  };
+  std::unique_ptr<CopyStreams, decltype(undo)> streams(new CopyStreams, undo);
+  for (CopyStream& one : *streams) {
+    one.stream = make_stream(place);
+    if (has_words(place.device)) one.word = words_.take(*this);
+  }
   void* memory = mmap(nullptr, kCopyStreams * kCopyBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   madvise(memory, kCopyStreams * kCopyBytes, MADV_DONTFORK);
@@ -379,14 +405,31 @@ CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept
     munmap(memory, kCopyStreams * kCopyBytes);
     throw;
   }
-  const std::lock_guard guard(contexts_lock_);
-  CopyStreams& streams = copy_streams_[place.context];
   for (std::size_t i = 0; i < kCopyStreams; ++i) {
-    streams[i].bounce = static_cast<std::byte*>(memory) + i * kCopyBytes;
+    (*streams)[i].bounce = static_cast<std::byte*>(memory) + i * kCopyBytes;
   }
-  return &streams;
+  const std::lock_guard guard(contexts_lock_);
+  auto& kept = copy_streams_[place.context];
+  kept.reset(streams.release());
+  return kept.get();
 } catch (...) {
   return nullptr;
+}
+
+/// Without the driver, in whose calls other threads would wait for this one: it is left alone while a copy runs.
+int CudaRuntime::wait_for_copy(const Place& place, CopyStream& one) noexcept {
+  constexpr std::uint64_t kPatience = 1'000'000;
+  if (one.word.host != nullptr) {
+    const WordOp done{WordOp::Kind::write, one.word.device, ++one.copies};
+    if (const int code = enqueue_words(place, one.stream, {&done, 1}); code != 0) return code;
+    const std::uint64_t start = monotonic_ns();
+    while (monotonic_ns() - start < kPatience) {
+      if (one.word.host->load(std::memory_order_acquire) == one.copies) return 0;
+      cpu_pause();
+    }
+    // Something is in front of it, or it has failed.
+  }
+  return driver_.stream_synchronize(one.stream);
 }
 
 void CudaRuntime::load_kernels(const Place& place) {
@@ -471,11 +514,11 @@ int CudaRuntime::enqueue_pieces(const Place& place, StreamHandle stream, const P
 int CudaRuntime::launch(CuFunction kernel, CuStream stream, const Pieces& p) const noexcept {
   std::uint64_t values[] = {p.reached,          p.reached_at, p.allowed, p.allowed_at, p.order, p.copy.source,
                             p.copy.destination, p.copy.bytes, p.piece,   p.area,       p.count, p.tell};
-  void* arguments[std::size(values)];
-  for (std::size_t i = 0; i < std::size(values); ++i) arguments[i] = &values[i];
+  std::size_t size = sizeof values;
+  void* arguments[] = {kCuLaunchBuffer, values, kCuLaunchBufferSize, &size, kCuLaunchEnd};
   // Whole warps; 16 bytes are a thread's.
   const std::uint64_t threads = std::clamp<std::uint64_t>(align_up((p.most + 15) / 16, 32), 32, kPieceThreads);
-  return driver_.launch(kernel, 1, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, arguments, nullptr);
+  return driver_.launch(kernel, 1, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, nullptr, arguments);
 }
 
 struct Found {

@@ -51,6 +51,10 @@ inline constexpr int kCuWait64 = 4, kCuWrite64 = 5;
 inline constexpr unsigned kCuWaitAtLeast = 0, kCuWaitFlush = 1u << 30;
 
 inline constexpr unsigned kCuStreamNonBlocking = 1;
+/// Keys of a launch's list of extras: all arguments as one buffer.
+inline void* const kCuLaunchEnd = nullptr;
+inline void* const kCuLaunchBuffer = reinterpret_cast<void*>(1);
+inline void* const kCuLaunchBufferSize = reinterpret_cast<void*>(2);
 inline constexpr unsigned kCuRegisterPortable = 1, kCuRegisterDeviceMap = 2;
 inline constexpr int kCuHandleDmabuf = 1;
 inline constexpr unsigned long long kCuDmabufPcie = 1;

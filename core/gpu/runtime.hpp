@@ -142,6 +142,8 @@ class Runtime {
   // --- Streams: what a request enqueues. The runtime's code, 0 for success.
   // ---------------------------------------------
 
+  /// Calls `body(context)`, in which calls of the place are cheaper, since each of them has to be in its context.
+  virtual void within(const Place&, void (*body)(void*), void* context) { body(context); }
   virtual int enqueue_words(const Place& place, StreamHandle stream, std::span<const WordOp> ops) noexcept = 0;
   /// `to` or `from` is pinned memory of this process.
   virtual int enqueue_to_device(const Place& place, StreamHandle stream, Address to, const void* from,
