@@ -47,6 +47,7 @@ void Stream::open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Pl
   try {
     runtime.load_copy_kernel(place);
     has_kernel_ = true;
+    if (runtime.has_words(place.device)) Poison::of(runtime).prepare();
   } catch (const Failure& failure) {
     // Without one, what needs it is refused.
     if (failure.error().code != EOPNOTSUPP) throw;
@@ -194,6 +195,7 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
       // The stream's copies are still to come, and the device may be at it.
       area_is_lost_.store(true, std::memory_order_release);
     }
+    if (!one.staged && one.started && !one.completed) worker.poison_direct(*this, one);
     if (!one.completed) {
       keep_error(one.result, error);
       if (one.result != nullptr) {

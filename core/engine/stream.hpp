@@ -22,6 +22,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "engine/operation.hpp"
+#include "engine/poison.hpp"
 #include "engine/staging.hpp"
 #include "engine/stream_plan.hpp"
 #include "engine/transfer.hpp"
@@ -34,8 +35,6 @@ class StreamWorker;
 
 /// Whether a word is at `value` or past it: such words only grow, and wrap.
 inline bool is_at(std::uint64_t word, std::uint64_t value) { return static_cast<std::int64_t>(word - value) >= 0; }
-/// What a staged read that failed leaves in place of what it did not read.
-inline constexpr std::byte kPoison{0xdb};
 
 /// What became of a request, or of a group: kept by whoever may ask, and by the stream until it has ended.
 class StreamResult {

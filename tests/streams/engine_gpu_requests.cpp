@@ -170,7 +170,7 @@ TEST_CASE("gpu requests: more operations than a stream takes wait for room") {
   CHECK(stream.synchronize() == 0);
 }
 
-TEST_CASE("gpu requests: one that fails is told of, poisons a staged destination, and leaves the stream usable") {
+TEST_CASE("gpu requests: one that fails is told of, poisons its destination, and leaves the stream usable") {
   Open ssd("emulated:64MiB");
   for (const Demand demand : kRoutes) {
     GpuMemory memory(1_MiB, demand);
@@ -185,7 +185,7 @@ TEST_CASE("gpu requests: one that fails is told of, poisons a staged destination
     REQUIRE(fake_cuda_test::comes_true([&] { return failed->done() && right->done(); }));
     CHECK(failed->result() == -EIO);
     CHECK(failed->error().status == nvme::status::unrecovered_read_error);
-    if (demand == Demand::staged) CHECK(memory.get(0, 4096) == Data(4096, std::byte{0xdb}));
+    CHECK(memory.get(0, 4096) == Data(4096, std::byte{0xdb}));
     CHECK(right->result() == 65536);
     CHECK(memory.get(8192, 65536) == data);
     StreamResult* told = stream.ours().take_error();

@@ -154,8 +154,7 @@ TEST_CASE("stream: an error is told everywhere, poisons what was not read, and l
       CHECK(right <= bad);
       CHECK(target.same(host.data(), right) == right);
       CHECK(failed.error().length == 16 * MiB);
-      if (route == Demand::staged)
-        CHECK(target.bytes(bad, 4 * KiB) == std::vector<std::byte>(4 * KiB, std::byte{0xdb}));
+      CHECK(target.bytes(bad, 4 * KiB) == std::vector<std::byte>(4 * KiB, std::byte{0xdb}));
       Asked later(open.handle, stream, {reading(target, 0, 16 * MiB)}, call);
       cuda.finish(stream);
       CHECK(later.result() == 16 * MiB);
@@ -173,6 +172,76 @@ TEST_CASE("stream: an error is told everywhere, poisons what was not read, and l
   CHECK(mixed.result() == -EIO);
   cuda.finish(stream);
   CHECK(told == -EIO);
+}
+
+TEST_CASE("stream: a direct read of which no byte came is poisoned whole, and what its group wrote is left") {
+  Cuda cuda;
+  Open open("emulated:64MiB");
+  const CUstream stream = cuda.stream();
+  GpuMemory target(3 * MiB, Demand::direct), source(1 * MiB, Demand::direct);
+  const auto marks = [](std::uint64_t size, std::byte with) { return std::vector<std::byte>(size, with); };
+  fail_block(open.handle, 1 * MiB);
+  std::vector<Transfer> group{reading(target, 1 * MiB, 64 * KiB), writing(source, 8 * MiB, 64 * KiB),
+                              reading(target, 2 * MiB, 1 * MiB + 64 * KiB, 1 * MiB)};
+  Asked asked(open.handle, stream, group);
+  CHECK(asked.result() == -EIO);
+  cuda.finish(stream);
+  CHECK(target.bytes(0, 64 * KiB) == marks(64 * KiB, std::byte{0xdb}));
+  CHECK(target.bytes(64 * KiB, 960 * KiB) == marks(960 * KiB, GpuMemory::kMark));
+  CHECK(target.bytes(1 * MiB, 1 * MiB + 64 * KiB) == marks(1 * MiB + 64 * KiB, std::byte{0xdb}));
+  CHECK(target.bytes(2 * MiB + 64 * KiB, 960 * KiB) == marks(960 * KiB, GpuMemory::kMark));
+  CHECK(source.bytes(0, 64 * KiB) == marks(64 * KiB, GpuMemory::kMark));
+}
+
+TEST_CASE(
+    "stream: a direct read that fails ends where the GPU cannot poison its memory, and nothing is poisoned later") {
+  Cuda cuda;
+  Open open("emulated:16MiB");
+  Buffer host(1 * MiB);
+  host.fill(5);
+  REQUIRE(write(open.handle, host, 0, 1 * MiB) == 1 * MiB);
+  const CUstream stream = cuda.stream();
+  GpuMemory target(1 * MiB, Demand::direct);
+  // The stream that waits holds the only one.
+  fake_cuda_set("connections", 1);
+  fail_block(open.handle, 0);
+  const std::uint64_t start = monotonic_ns();
+  {
+    Asked failed(open.handle, stream, {reading(target, 0, 4 * KiB)});
+    CHECK(failed.result() == -EIO);
+    CHECK(monotonic_ns() - start < 1'000'000'000);
+    CHECK(failed.error().message().find("old bytes") != std::string::npos);
+  }
+  fake_cuda_set("connections", 8);
+  cuda.finish(stream);
+  std::this_thread::sleep_for(100ms);
+  CHECK(target.bytes(0, 4 * KiB) == std::vector<std::byte>(4 * KiB, GpuMemory::kMark));
+  CHECK(Asked(open.handle, stream, {reading(target, 0, 1 * MiB)}).result() == 1 * MiB);
+  cuda.finish(stream);
+  CHECK(target.same(host.data(), 1 * MiB) == 1 * MiB);
+  // It can be again.
+  fail_block(open.handle, 0);
+  CHECK(Asked(open.handle, stream, {reading(target, 0, 4 * KiB)}).result() == -EIO);
+  cuda.finish(stream);
+  CHECK(target.bytes(0, 4 * KiB) == std::vector<std::byte>(4 * KiB, std::byte{0xdb}));
+}
+
+TEST_CASE("stream: a direct read that fails ends while another thread waits in the driver for its stream") {
+  Cuda cuda;
+  Open open("emulated:16MiB?latency=300ms");
+  const CUstream stream = cuda.stream();
+  GpuMemory target(1 * MiB, Demand::direct);
+  CUdeviceptr other = 0;
+  OK(cuMemAlloc_v2(&other, 1 * MiB));
+  fail_block(open.handle, 0);
+  Asked failed(open.handle, stream, {reading(target, 0, 4 * KiB)});
+  std::thread freeing([&] {
+    cuCtxSetCurrent(cuda.context);
+    CHECK(cuMemFree_v2(other) == CUDA_SUCCESS);
+  });
+  CHECK(failed.result() == -EIO);
+  cuda.finish(stream);
+  freeing.join();
 }
 
 TEST_CASE("stream: an error that nobody looked at is handed out once, in order") {
