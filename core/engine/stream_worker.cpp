@@ -360,7 +360,7 @@ void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
 
 /// The same where the device reads into the GPU's memory itself. What never went to the device has changed nothing.
 void StreamWorker::poison_direct(Stream& stream, StreamOp& op) {
-  if (!stream.has_kernel_ || op.broken || op.given.part == 0) return;
+  if (op.broken || op.given.part == 0) return;
   const std::uint64_t right = right_bytes(stream, op);
   Poison::Fill fill(Poison::of(stream.runtime()), stream.place());
   for (std::uint32_t i = 0; i < op.parts; ++i) {
