@@ -292,7 +292,7 @@ StreamResult* Stream::take_error() {
 
 int close_registration(const memory::Reference& reference) {
   int code = memory::Registry::instance().close(reference);
-  for (int i = 0; i < 10 && code == EBUSY && Stream::any(); ++i) {
+  for (int i = 0; i < 200 && code == EBUSY && Stream::any(); ++i) {
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);
     code = memory::Registry::instance().close(reference);

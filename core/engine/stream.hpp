@@ -242,7 +242,7 @@ class Stream {
 };
 
 /// Closes a registration as Registry::close does. Where a stream has just gone on, the thread that lets go of its
-/// memory is waited for, a millisecond at most.
+/// memory is waited for, 20 ms at most: on a busy machine it may not run sooner.
 int close_registration(const memory::Reference& reference);
 
 /// Waits for what a stream's thread brings about: polls for a moment, then looks again every 50 us. True: `done()` is.
