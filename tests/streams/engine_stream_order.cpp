@@ -48,7 +48,7 @@ TEST_CASE("stream: 128 streams at once, more than there are connections, get eac
 TEST_CASE("stream: those beyond the connections are held by calls, and all of them end") {
   Cuda cuda;
   fake_cuda_set("connections", 8);
-  Open open("emulated:16MiB?latency=2ms");
+  Open open("emulated:16MiB?latency=300ms");
   Buffer host(64 * 4 * KiB);
   host.fill(3);
   REQUIRE(write(open.handle, host, 0, 64 * 4 * KiB) == 64 * 4 * KiB);
