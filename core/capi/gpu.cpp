@@ -102,7 +102,7 @@ TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size, std::uin
   gpu::Runtime* const runtime = gpu::owner_of(address, allocation);
   if (runtime == nullptr) return;
   auto buffer = std::make_unique<memory::GpuBuffer>(*runtime, allocation, at);
-  reference_ = memory::Registry::instance().add_gpu_unlisted(at, size, std::move(buffer), device);
+  reference_ = memory::Registry::instance().add_gpu_unlisted(at, size, false, std::move(buffer), device);
 }
 
 TemporaryBuffer::~TemporaryBuffer() {

@@ -53,6 +53,7 @@ void Stream::open(gpu::Runtime& runtime, gpu::StreamHandle handle, const gpu::Pl
   try {
     runtime.load_kernels(place);
     has_kernels_ = true;
+    if (runtime.has_words(place.device)) Poison::of(runtime).prepare();
   } catch (const Failure& failure) {
     // Without them, what needs one is refused.
     if (failure.error().code != EOPNOTSUPP) throw;
@@ -215,6 +216,7 @@ void Stream::orphan(StreamWorker& worker, const Error& error) {
       // The stream's copies are still to come, and the device may be at it.
       area_is_lost_.store(true, std::memory_order_release);
     }
+    if (!one.staged && one.started && !one.completed) worker.poison_direct(*this, one);
     if (!one.completed) {
       keep_error(one.result, error);
       if (one.result != nullptr) {
@@ -311,7 +313,7 @@ StreamResult* Stream::take_error() {
 
 int close_registration(const memory::Reference& reference) {
   int code = memory::Registry::instance().close(reference);
-  for (int i = 0; i < 10 && code == EBUSY && Stream::any(); ++i) {
+  for (int i = 0; i < 200 && code == EBUSY && Stream::any(); ++i) {
     const timespec nap{0, 100'000};
     nanosleep(&nap, nullptr);
     code = memory::Registry::instance().close(reference);

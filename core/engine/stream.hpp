@@ -23,6 +23,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "engine/operation.hpp"
+#include "engine/poison.hpp"
 #include "engine/staging.hpp"
 #include "engine/stream_plan.hpp"
 #include "engine/transfer.hpp"
@@ -35,8 +36,6 @@ class StreamWorker;
 
 /// Whether a word is at `value` or past it: such words only grow, and wrap.
 inline bool is_at(std::uint64_t word, std::uint64_t value) { return static_cast<std::int64_t>(word - value) >= 0; }
-/// What a staged read that failed leaves in place of what it did not read.
-inline constexpr std::byte kPoison{0xdb};
 
 /// What became of a request, or of a group: kept by whoever may ask, and by the stream until it has ended.
 class StreamResult {
@@ -257,7 +256,7 @@ class Stream {
 };
 
 /// Closes a registration as Registry::close does. Where a stream has just gone on, the thread that lets go of its
-/// memory is waited for, a millisecond at most.
+/// memory is waited for, 20 ms at most: on a busy machine it may not run sooner.
 int close_registration(const memory::Reference& reference);
 
 /// Waits for what a stream's thread brings about: polls for a moment, then looks again every 50 us. True: `done()` is.

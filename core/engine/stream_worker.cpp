@@ -356,22 +356,40 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
   return moved;
 }
 
+/// How much of a read that failed is told to be right.
+std::uint64_t StreamWorker::right_bytes(Stream& stream, const StreamOp& op) {
+  const Transfer& t = stream.part(op.first_part).transfer;
+  if (op.parts != 1 || op.error->offset < t.offset) return 0;
+  const std::uint64_t right = op.error->offset - t.offset + op.error->completed;
+  return right <= t.size ? right : 0;
+}
+
 /// The stream copies the piece whatever became of it: what nobody is to take for data. What is told to be right is
 /// left.
 void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
   const StreamPlan::Piece piece = op.plan.piece(number);
-  const Transfer& t = stream.part(op.first_part).transfer;
-  std::uint64_t right = 0;
-  if (op.parts == 1 && op.error->offset >= t.offset) right = op.error->offset - t.offset + op.error->completed;
-  if (right > t.size) right = 0;
-  const std::uint64_t kept = std::clamp(right, piece.begin, piece.begin + piece.bytes) - piece.begin;
+  const std::uint64_t kept = std::clamp(right_bytes(stream, op), piece.begin, piece.begin + piece.bytes) - piece.begin;
   std::fill_n(op.area.data + piece.at + kept, piece.bytes - kept, kPoison);
+}
+
+/// The same where the device reads into the GPU's memory itself. What never went to the device has changed nothing.
+void StreamWorker::poison_direct(Stream& stream, StreamOp& op) {
+  if (op.broken || op.given.part == 0) return;
+  const std::uint64_t right = right_bytes(stream, op);
+  Poison::Fill fill(Poison::of(stream.runtime()), stream.place());
+  for (std::uint32_t i = 0; i < op.parts; ++i) {
+    const Transfer& t = stream.part(op.first_part + i).transfer;
+    if (t.opcode != Opcode::read || t.buffer.registration->gpu() == nullptr) continue;
+    fill.add(t.buffer.address + t.buffer_offset + right, t.size - right);
+  }
+  if (!fill.end()) set_hint(*op.error, "the memory could not be filled with 0xdb either: its old bytes may be there");
 }
 
 /// All of it is through the device. What became of it is told before the stream goes on.
 void StreamWorker::complete(Stream& stream, StreamOp& op) {
   op.completed = true;
   if (op.failed && op.parts != 0) explain(stream, op);
+  if (op.failed && !op.staged) poison_direct(stream, op);
   std::int64_t bytes = 0;
   for (std::uint32_t i = 0; i < op.parts; ++i) {
     bytes += static_cast<std::int64_t>(stream.part(op.first_part + i).transfer.size);

@@ -14,7 +14,6 @@
 #include <mutex>
 #include <vector>
 
-#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "gpu/cuda_driver.hpp"
@@ -168,13 +167,13 @@ class CudaRuntime final : public Runtime {
     return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
       std::memcpy(one.bounce, static_cast<const std::byte*>(from) + at, size);
       const int code = driver_.to_device(to + at, one.bounce, size, one.stream);
-      return code != 0 ? code : wait_for_copy(place, one);
+      return code != 0 ? code : driver_.stream_synchronize(one.stream);
     });
   }
   int copy_from_device(const Place& place, void* to, Address from, std::uint64_t bytes) noexcept override {
     return copy(place, bytes, [&](CopyStream& one, std::uint64_t at, std::uint64_t size) {
       int code = driver_.from_device(one.bounce, from + at, size, one.stream);
-      if (code == 0) code = wait_for_copy(place, one);
+      if (code == 0) code = driver_.stream_synchronize(one.stream);
       if (code == 0) std::memcpy(static_cast<std::byte*>(to) + at, one.bounce, size);
       return code;
     });
@@ -193,8 +192,6 @@ class CudaRuntime final : public Runtime {
   struct CopyStream {
     std::mutex lock;
     CuStream stream = nullptr;
-    Word word{};  ///< how many copies it has made, where streams can write words
-    std::uint64_t copies = 0;
     std::byte* bounce = nullptr;
   };
   using CopyStreams = std::array<CopyStream, kCopyStreams>;
@@ -233,7 +230,6 @@ class CudaRuntime final : public Runtime {
   CuContext primary(int device);
   int attribute(int device, CuDeviceAttribute attribute);
   CopyStreams* copy_streams(const Place& place) noexcept;
-  int wait_for_copy(const Place& place, CopyStream& one) noexcept;
   Kernels kernels_of(const Place& place) noexcept;
   int launch(CuFunction kernel, CuStream stream, const Pieces& pieces) const noexcept;
   [[noreturn]] void refuse(CuResult code, const char* operation, const std::string& what,
@@ -383,19 +379,15 @@ CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept
   if (CopyStreams* streams = made()) return streams;
   const std::lock_guard loading(loading_lock_);
   if (CopyStreams* streams = made()) return streams;
-  // What was made before something fails goes with it: streams and words that nothing was enqueued on.
+  // What was made before something fails goes with it.
   const auto undo = [this, place](CopyStreams* made_so_far) {
     for (const CopyStream& one : *made_so_far) {
       if (one.stream != nullptr) destroy_stream(place, one.stream);
-      if (one.word.host != nullptr) words_.give_back(one.word);
     }
     delete made_so_far;
   };
   std::unique_ptr<CopyStreams, decltype(undo)> streams(new CopyStreams, undo);
-  for (CopyStream& one : *streams) {
-    one.stream = make_stream(place);
-    if (has_words(place.device)) one.word = words_.take(*this);
-  }
+  for (CopyStream& one : *streams) one.stream = make_stream(place);
   void* memory = mmap(nullptr, kCopyStreams * kCopyBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   madvise(memory, kCopyStreams * kCopyBytes, MADV_DONTFORK);
@@ -414,22 +406,6 @@ CudaRuntime::CopyStreams* CudaRuntime::copy_streams(const Place& place) noexcept
   return kept.get();
 } catch (...) {
   return nullptr;
-}
-
-/// Without the driver, in whose calls other threads would wait for this one: it is left alone while a copy runs.
-int CudaRuntime::wait_for_copy(const Place& place, CopyStream& one) noexcept {
-  constexpr std::uint64_t kPatience = 1'000'000;
-  if (one.word.host != nullptr) {
-    const WordOp done{WordOp::Kind::write, one.word.device, ++one.copies};
-    if (const int code = enqueue_words(place, one.stream, {&done, 1}); code != 0) return code;
-    const std::uint64_t start = monotonic_ns();
-    while (monotonic_ns() - start < kPatience) {
-      if (one.word.host->load(std::memory_order_acquire) == one.copies) return 0;
-      cpu_pause();
-    }
-    // Something is in front of it, or it has failed.
-  }
-  return driver_.stream_synchronize(one.stream);
 }
 
 void CudaRuntime::load_kernels(const Place& place) {

@@ -115,11 +115,11 @@ Reference Registry::add_gpu(std::uint64_t address, std::uint64_t size, bool read
   return add({address, size, kind, readonly, {}, std::move(gpu), demand}, devices);
 }
 
-Reference Registry::add_gpu_unlisted(std::uint64_t address, std::uint64_t size, std::unique_ptr<GpuBuffer> gpu,
-                                     std::uint32_t device) {
+Reference Registry::add_gpu_unlisted(std::uint64_t address, std::uint64_t size, bool readonly,
+                                     std::unique_ptr<GpuBuffer> gpu, std::uint32_t device) {
   check_inside(*gpu, address, size);
   const Kind kind = kind_of(*gpu);
-  return add({address, size, kind, false, {}, std::move(gpu), Demand::none, false}, std::span(&device, 1));
+  return add({address, size, kind, readonly, {}, std::move(gpu), Demand::none, false}, std::span(&device, 1));
 }
 
 void Registry::check_inside(const GpuBuffer& gpu, std::uint64_t address, std::uint64_t size) {

@@ -148,7 +148,7 @@ class Registry {
                     Demand demand, std::span<const std::uint32_t> devices = {});
 
   /// The same for the one call of one device: no address leads to it, so it may overlap any other.
-  Reference add_gpu_unlisted(std::uint64_t address, std::uint64_t size, std::unique_ptr<GpuBuffer> gpu,
+  Reference add_gpu_unlisted(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,
                              std::uint32_t device);
 
   /// How requests between a registration and devices go, in a word and why, over those that are open.

@@ -135,9 +135,14 @@ struct View {
   memory::Reference buffer;
   std::uint64_t offset = 0, size = 0;
 };
+/// Memory that is registered for one call of one device: nobody else finds it.
+struct Temporary {
+  std::uint32_t device = 0;  ///< by its number
+  std::optional<PyRegistration> registration;
+};
 /// The registration that a buffer lies in. Raises ugds.Error (EINVAL) for one that is not registered; GPU memory that
 /// begins at a multiple of 64 KiB is registered in `temporary`, where that is given.
-View view_of(nb::handle buffer, const char* operation, std::optional<PyRegistration>* temporary = nullptr);
+View view_of(nb::handle buffer, const char* operation, Temporary* temporary = nullptr);
 
 void define_registration(nb::module_& m);
 void define_streams(nb::module_& m);

@@ -56,7 +56,7 @@ struct Range {
 
 /// For memory that is not a Registration, but lies inside of one.
 [[gnu::cold, gnu::noinline]] Range range_in_view(PyObject* object, std::uint64_t offset, PyObject* size,
-                                                 const char* name, std::optional<PyRegistration>& temporary) {
+                                                 const char* name, Temporary& temporary) {
   const View view = view_of(object, name, &temporary);
   if (offset > view.size) raise_new(EINVAL, name, "buffer_offset lies beyond the buffer", "give a smaller one");
   const std::uint64_t bytes = size == nullptr ? view.size - offset : bytes_argument(size, "size", name);
@@ -150,7 +150,9 @@ template <Opcode opcode>
 template <Opcode opcode>
 [[gnu::cold, gnu::noinline]] std::int64_t transfer_view(const PyDevice& device, PyObject* const* a) {
   constexpr const char* name = opcode == Opcode::read ? "read" : "write";
-  std::optional<PyRegistration> temporary;
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, name);
+  Temporary temporary{.device = handle->geometry().number, .registration = {}};
   const std::uint64_t at = a[kPlace] == nullptr ? 0 : bytes_argument(a[kPlace], "buffer_offset", name);
   const Range range = range_in_view(a[kBuffer], at, a[kSize] == Py_None ? nullptr : a[kSize], name, temporary);
   return transfer_in<opcode>(device, a, range);

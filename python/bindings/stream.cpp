@@ -314,9 +314,9 @@ constexpr const char* kReadDoc =
     "buffer, offset, size, buffer_offset: as `read`, in whole blocks; each a number, or an array of one int64, which\n"
     "is read when the stream gets to the request (a size is at most what it is now). stream: an int (CUstream), or a\n"
     "stream of torch, CuPy, Numba or cuda.core; None is the default stream. status: the address of 4 bytes of GPU\n"
-    "memory, which are 0 or an errno before the stream goes on, for kernels that want to know. A staged read that "
-    "fails\n"
-    "fills the buffer with 0xdb. Every object may be dropped at once.\n\n"
+    "memory, which are 0 or an errno before the stream goes on, for kernels that want to know. What a read that "
+    "failed\n"
+    "has not read is filled with 0xdb. Every object may be dropped at once.\n\n"
     "Raises `ugds.Error`: EOPNOTSUPP (no GPU, the stream is being captured), EINVAL, ERANGE, ESTALE (the memory was\n"
     "freed), EAGAIN (no room on the stream within the deadline). What fails later is raised by `StreamOp.result` and\n"
     "`ugds.synchronize`. Thread-safe.";

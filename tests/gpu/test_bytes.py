@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -205,6 +206,17 @@ def test_two_registrations_of_one_allocation_are_apart(
             assert wrong(gpu, memory.address + before, before, after, WRITTEN) == 0
         for at, size in parts:
             assert wrong(gpu, memory.address + at, BLOCK, BLOCK + size, STORED) == 0
+
+
+def test_threads_read_into_the_same_unregistered_memory_at_once(gpu: cuda.Gpu, ssd: Any) -> None:
+    store(ssd, 0, MIB, STORED)
+    with gpu.memory(2 * MIB) as memory:
+        with ThreadPoolExecutor(4) as threads:
+            read = list(threads.map(lambda _: ssd.read(memory, 0, MIB), range(100)))
+        assert read == [MIB] * 100
+        assert wrong(gpu, memory.address, 0, MIB, STORED) == 0
+        with ugds.register(memory):
+            pass
 
 
 def test_contents_are_what_numpy_says(gpu: cuda.Gpu) -> None:

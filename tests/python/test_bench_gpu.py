@@ -219,6 +219,8 @@ def test_a_pattern_can_be_computed_from_anywhere() -> None:
 @pytest.fixture(scope="module")
 def fake() -> str:
     """A CUDA driver made of host memory, of a build with tests."""
+    if named := os.environ.get("FAKE_CUDA_LIBRARY"):
+        return named
     found = sorted(ROOT.glob("build/*/tests/libfake_cuda.so"), key=lambda path: path.stat().st_mtime)
     if not found:
         pytest.skip("no driver made of host memory is built: ./test builds it")
@@ -247,6 +249,17 @@ with gpu.memory(1 << 20) as m, gpu.stream() as s, gpu.pinned(1 << 20) as p, gpu.
     b.synchronize()
     told["spun_ms"] = b.milliseconds_since(a)
     told["interface"] = m.__cuda_array_interface__["shape"]
+    s.begin_capture()
+    gpu.clear(m.address, m.nbytes, s)
+    s.end_capture()
+    s.synchronize()
+    told["captured"] = gpu.read(m.address, 10).tolist()
+    s.begin_capture()
+    for wrong in (s.synchronize, s.end_capture):
+        try:
+            wrong()
+        except ugds.Error as error:
+            told.setdefault("refused", []).append(str(error))
 for wrong in (lambda: cuda.gpu(99), lambda: gpu.memory(1 << 50)):
     try:
         wrong()
@@ -278,6 +291,12 @@ def test_kernels_fill_check_and_spin(told: dict[str, Any]) -> None:
 
 def test_bytes_are_copied_both_ways(told: dict[str, Any]) -> None:
     assert told["copied"] == [9] * 10 + [3, 3, 3]
+
+
+def test_a_capture_records_instead_of_running(told: dict[str, Any]) -> None:
+    assert told["captured"] == [9] * 10
+    assert ["(900)" in words for words in told["refused"]] == [True, False]
+    assert "(901)" in told["refused"][1]
 
 
 def test_no_such_gpu_and_no_memory_are_told_apart(told: dict[str, Any]) -> None:

@@ -128,7 +128,8 @@ class GpuMemory {
         CHECK(std::count(guard.begin(), guard.end(), kMark) == static_cast<std::ptrdiff_t>(kGuard));
       }
     }
-    CHECK(engine::close_registration(reference_) == 0);
+    // A stream's thread lets go of it when it is run again, which takes a while on a busy machine.
+    CHECK(comes_true([&] { return engine::close_registration(reference_) == 0; }));
     free();
   }
   GpuMemory(const GpuMemory&) = delete;

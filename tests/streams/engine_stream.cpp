@@ -60,19 +60,21 @@ TEST_CASE("stream: reads and writes of every size bring the bytes in order, dire
         CAPTURE(static_cast<int>(route));
         CAPTURE(late);
         CAPTURE(size);
+        // From a place in the memory that is no block's, where there is room for that.
+        const std::uint64_t in = size < 40 * MiB ? 8 : 0;
         const std::uint64_t most = late ? std::min(40 * MiB, size + 1 * MiB) : size;
-        std::int64_t offset = 8 * KiB, bytes = static_cast<std::int64_t>(size), at = 0;
+        std::int64_t offset = 8 * KiB, bytes = static_cast<std::int64_t>(size), at = static_cast<std::int64_t>(in);
         std::int64_t told[2] = {-1, -1};
         StreamCall call;
         if (late) call.late = {&offset, &bytes, &at};
-        cuda.launch("ugds_fill", stream, source.address(), size, size + late);
+        cuda.launch("ugds_fill", stream, source.address() + in, size, size + late);
         call.told = &told[0];
-        Asked written(open.handle, stream, {writing(source, late ? 0 : 8 * KiB, most)}, call);
+        Asked written(open.handle, stream, {writing(source, late ? 0 : 8 * KiB, most, late ? 0 : in)}, call);
         // The source is overwritten at once: the write had its bytes by then.
-        cuda.launch("ugds_fill", stream, source.address(), size, 77);
+        cuda.launch("ugds_fill", stream, source.address() + in, size, 77);
         call.told = &told[1];
-        Asked was_read(open.handle, stream, {reading(target, late ? 0 : 8 * KiB, most)}, call);
-        cuda.launch("ugds_check", stream, target.address(), size, size + late, wrong.address);
+        Asked was_read(open.handle, stream, {reading(target, late ? 0 : 8 * KiB, most, late ? 0 : in)}, call);
+        cuda.launch("ugds_check", stream, target.address() + in, size, size + late, wrong.address);
         cuda.finish(stream);
         CHECK(told[0] == bytes);
         CHECK(told[1] == bytes);
@@ -127,6 +129,31 @@ TEST_CASE("stream: groups of few and of many scattered requests, and of both dir
   }
 }
 
+TEST_CASE("stream: a group of many writes is gathered, each to its own place") {
+  Cuda cuda;
+  Open open("emulated:64MiB");
+  const CUstream stream = cuda.stream();
+  for (const Demand route : kRoutes) {
+    for (const std::uint64_t count : {3u, 9u, 700u}) {
+      CAPTURE(static_cast<int>(route));
+      CAPTURE(count);
+      GpuMemory source(8 * MiB, route);
+      cuda.launch("ugds_fill", stream, source.address(), 8 * MiB, count);
+      std::vector<Transfer> list;
+      // None is beside its neighbour on the device.
+      const auto place = [](std::uint64_t i) { return (i * 389 + 5) % 4096 * 8 * KiB; };
+      for (std::uint64_t i = 0; i < count; ++i) list.push_back(writing(source, place(i), 4 * KiB, i * 8 * KiB));
+      CHECK(Asked(open.handle, stream, list).result() == static_cast<std::int64_t>(count * 4 * KiB));
+      cuda.finish(stream);
+      Buffer back(4 * KiB);
+      for (std::uint64_t i = 0; i < count; i += 7) {
+        REQUIRE(read(open.handle, back, place(i), 4 * KiB) == 4096);
+        REQUIRE(source.same(back.data(), 4 * KiB, i * 8 * KiB) == 4 * KiB);
+      }
+    }
+  }
+}
+
 TEST_CASE("stream: an error is told everywhere, poisons what was not read, and later requests are right") {
   Cuda cuda;
   Open open("emulated:64MiB");
@@ -154,8 +181,8 @@ TEST_CASE("stream: an error is told everywhere, poisons what was not read, and l
       CHECK(right <= bad);
       CHECK(target.same(host.data(), right) == right);
       CHECK(failed.error().length == 16 * MiB);
-      if (route == Demand::staged)
-        CHECK(target.bytes(bad, 4 * KiB) == std::vector<std::byte>(4 * KiB, std::byte{0xdb}));
+      CHECK(failed.error().status == nvme::status::unrecovered_read_error);
+      CHECK(target.bytes(bad, 4 * KiB) == std::vector<std::byte>(4 * KiB, std::byte{0xdb}));
       Asked later(open.handle, stream, {reading(target, 0, 16 * MiB)}, call);
       cuda.finish(stream);
       CHECK(later.result() == 16 * MiB);
@@ -173,6 +200,76 @@ TEST_CASE("stream: an error is told everywhere, poisons what was not read, and l
   CHECK(mixed.result() == -EIO);
   cuda.finish(stream);
   CHECK(told == -EIO);
+}
+
+TEST_CASE("stream: a direct read of which no byte came is poisoned whole, and what its group wrote is left") {
+  Cuda cuda;
+  Open open("emulated:64MiB");
+  const CUstream stream = cuda.stream();
+  GpuMemory target(3 * MiB, Demand::direct), source(1 * MiB, Demand::direct);
+  const auto marks = [](std::uint64_t size, std::byte with) { return std::vector<std::byte>(size, with); };
+  fail_block(open.handle, 1 * MiB);
+  std::vector<Transfer> group{reading(target, 1 * MiB, 64 * KiB), writing(source, 8 * MiB, 64 * KiB),
+                              reading(target, 2 * MiB, 1 * MiB + 64 * KiB, 1 * MiB)};
+  Asked asked(open.handle, stream, group);
+  CHECK(asked.result() == -EIO);
+  cuda.finish(stream);
+  CHECK(target.bytes(0, 64 * KiB) == marks(64 * KiB, std::byte{0xdb}));
+  CHECK(target.bytes(64 * KiB, 960 * KiB) == marks(960 * KiB, GpuMemory::kMark));
+  CHECK(target.bytes(1 * MiB, 1 * MiB + 64 * KiB) == marks(1 * MiB + 64 * KiB, std::byte{0xdb}));
+  CHECK(target.bytes(2 * MiB + 64 * KiB, 960 * KiB) == marks(960 * KiB, GpuMemory::kMark));
+  CHECK(source.bytes(0, 64 * KiB) == marks(64 * KiB, GpuMemory::kMark));
+}
+
+TEST_CASE(
+    "stream: a direct read that fails ends where the GPU cannot poison its memory, and nothing is poisoned later") {
+  Cuda cuda;
+  Open open("emulated:16MiB");
+  Buffer host(1 * MiB);
+  host.fill(5);
+  REQUIRE(write(open.handle, host, 0, 1 * MiB) == 1 * MiB);
+  const CUstream stream = cuda.stream();
+  GpuMemory target(1 * MiB, Demand::direct);
+  // The stream that waits holds the only one.
+  fake_cuda_set("connections", 1);
+  fail_block(open.handle, 0);
+  const std::uint64_t start = monotonic_ns();
+  {
+    Asked failed(open.handle, stream, {reading(target, 0, 4 * KiB)});
+    CHECK(failed.result() == -EIO);
+    CHECK(monotonic_ns() - start < 1'000'000'000);
+    CHECK(failed.error().message().find("old bytes") != std::string::npos);
+  }
+  fake_cuda_set("connections", 8);
+  cuda.finish(stream);
+  std::this_thread::sleep_for(100ms);
+  CHECK(target.bytes(0, 4 * KiB) == std::vector<std::byte>(4 * KiB, GpuMemory::kMark));
+  CHECK(Asked(open.handle, stream, {reading(target, 0, 1 * MiB)}).result() == 1 * MiB);
+  cuda.finish(stream);
+  CHECK(target.same(host.data(), 1 * MiB) == 1 * MiB);
+  // It can be again.
+  fail_block(open.handle, 0);
+  CHECK(Asked(open.handle, stream, {reading(target, 0, 4 * KiB)}).result() == -EIO);
+  cuda.finish(stream);
+  CHECK(target.bytes(0, 4 * KiB) == std::vector<std::byte>(4 * KiB, std::byte{0xdb}));
+}
+
+TEST_CASE("stream: a direct read that fails ends while another thread waits in the driver for its stream") {
+  Cuda cuda;
+  Open open("emulated:16MiB?latency=300ms");
+  const CUstream stream = cuda.stream();
+  GpuMemory target(1 * MiB, Demand::direct);
+  CUdeviceptr other = 0;
+  OK(cuMemAlloc_v2(&other, 1 * MiB));
+  fail_block(open.handle, 0);
+  Asked failed(open.handle, stream, {reading(target, 0, 4 * KiB)});
+  std::thread freeing([&] {
+    cuCtxSetCurrent(cuda.context);
+    CHECK(cuMemFree_v2(other) == CUDA_SUCCESS);
+  });
+  CHECK(failed.result() == -EIO);
+  cuda.finish(stream);
+  freeing.join();
 }
 
 TEST_CASE("stream: an error that nobody looked at is handed out once, in order") {
@@ -216,6 +313,17 @@ TEST_CASE("stream: values that are bound late and are bad fail their request, an
       CHECK(told == asked.result());
       CHECK(target.bytes(0, 1 * MiB) == std::vector<std::byte>(1 * MiB, GpuMemory::kMark));
     }
+  }
+}
+
+TEST_CASE("stream: memory that was freed is refused") {
+  Cuda cuda;
+  Open open("emulated:16MiB");
+  const CUstream stream = cuda.stream();
+  for (const Demand route : kRoutes) {
+    GpuMemory target(1 * MiB, route);
+    target.free();
+    CHECK(Asked(open.handle, stream, {reading(target, 0, 4 * KiB)}).submitted == -ESTALE);
   }
 }
 

@@ -147,7 +147,7 @@ TEST_CASE("staged: callers wait for a lane within their deadline, and may be int
 
 TEST_CASE("staged: more abandoned requests than lanes keep no caller waiting, and no memory for good") {
   Cuda cuda;
-  Open slow("emulated:64MiB?latency=1s"), quick("emulated:16MiB");
+  Open slow("emulated:64MiB?latency=3s"), quick("emulated:16MiB");
   GpuMemory target(1 * MiB, Demand::staged);
   const engine::Interrupt always{[](void*) { return true; }, nullptr};
   std::uint64_t pinned = 0;
@@ -155,8 +155,8 @@ TEST_CASE("staged: more abandoned requests than lanes keep no caller waiting, an
     const std::uint64_t start = monotonic_ns();
     for (int i = 0; i < 10; ++i) CHECK(engine::run_staged(slow.handle, reading(target, 0, 1 * MiB), always) == -EINTR);
     CHECK(engine::run_staged(quick.handle, reading(target, 0, 1 * MiB), {}) == 1 * MiB);
-    CHECK(monotonic_ns() - start < 900'000'000);
-    CHECK(slow.handle.drain(5'000'000'000));
+    CHECK(monotonic_ns() - start < 2'800'000'000);
+    CHECK(slow.handle.drain(10'000'000'000));
     if (round == 0) pinned = Staging::of(runtime()).pinned();
   }
   CHECK(Staging::of(runtime()).pinned() == pinned);

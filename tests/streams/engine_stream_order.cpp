@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <deque>
 
+#include "engine/table.hpp"
 #include "engine_gpu_host.hpp"
 
 using namespace gpu_test;
@@ -42,6 +43,56 @@ void read_on_streams(unsigned count, std::uint64_t size, Demand route) {
 
 TEST_CASE("stream: 128 streams at once, more than there are connections, get each its own bytes") {
   for (const Demand route : kRoutes) read_on_streams(128, 64 * KiB, route);
+}
+
+TEST_CASE("stream: those beyond the connections are held by calls, and all of them end") {
+  Cuda cuda;
+  fake_cuda_set("connections", 8);
+  Open open("emulated:16MiB?latency=300ms");
+  Buffer host(64 * 4 * KiB);
+  host.fill(3);
+  REQUIRE(write(open.handle, host, 0, 64 * 4 * KiB) == 64 * 4 * KiB);
+  // Not direct: an emulated device's own copies need connections.
+  GpuMemory target(64 * 4 * KiB, Demand::staged);
+  std::deque<Asked> asked;
+  std::vector<CUstream> streams;
+  for (int i = 0; i < 64; ++i) streams.push_back(cuda.stream());
+  for (std::uint64_t i = 0; i < 64; ++i)
+    asked.emplace_back(open.handle, streams[i],
+                       std::vector<Transfer>{reading(target, i * 4 * KiB, 4 * KiB, i * 4 * KiB)});
+  for (auto& one : asked) CHECK(one.result() == 4096);
+  for (const CUstream stream : streams) cuda.finish(stream);
+  CHECK(target.same(host.data(), target.size()) == target.size());
+  const auto& counters = open.handle.streams()->counters();
+  CHECK(counters.held_by_call >= 32);
+  CHECK(counters.held_by_kernel > 0);
+}
+
+TEST_CASE("stream: kernels in front of requests and behind them see them in order, many at once") {
+  Cuda cuda;
+  Open open("emulated:16MiB");
+  const CUstream stream = cuda.stream();
+  CUdeviceptr wrong = 0;
+  OK(cuMemAlloc_v2(&wrong, 4096));
+  std::uint64_t value = 0;
+  REQUIRE(fake_cuda_poke(wrong, &value, 8) == 0);
+  for (const Demand route : kRoutes) {
+    GpuMemory memory(1 * MiB, route);
+    std::deque<Asked> asked;
+    for (std::uint64_t i = 0; i < 100; ++i) {
+      const std::uint64_t size = 4 * KiB * (1 + i % 60);
+      cuda.launch("ugds_fill", stream, memory.address(), size, i << 16);
+      asked.emplace_back(open.handle, stream, std::vector<Transfer>{writing(memory, 0, size)});
+      cuda.launch("ugds_fill", stream, memory.address(), size, 1000 << 16);
+      asked.emplace_back(open.handle, stream, std::vector<Transfer>{reading(memory, 0, size)});
+      cuda.launch("ugds_check", stream, memory.address(), size, i << 16, wrong);
+    }
+    for (auto& one : asked) CHECK(one.result() > 0);
+    cuda.finish(stream);
+  }
+  REQUIRE(fake_cuda_peek(&value, wrong, 8) == 0);
+  CHECK(value == 0);
+  OK(cuMemFree_v2(wrong));
 }
 
 TEST_CASE("streams-again" * doctest::skip()) {
@@ -155,6 +206,27 @@ TEST_CASE(
     CHECK(after.same(host.data(), 1 * MiB) == 1 * MiB);
     CHECK(scattered.same(zeros.data(), zeros.size()) == zeros.size());
     CHECK(memory::Registry::instance().in_flight(target.reference()) == 0);
+  }
+}
+
+TEST_CASE("stream: a device with pending requests is closed by whoever waits, and by nobody else") {
+  Cuda cuda;
+  auto& table = engine::Table::instance();
+  for (const Demand route : kRoutes) {
+    CAPTURE(static_cast<int>(route));
+    const CUstream stream = cuda.stream();
+    GpuMemory target(1 * MiB, route);
+    const engine::HandleId id = table.open("emulated:16MiB", {});
+    cuda.launch("ugds_spin", stream, 200'000'000);
+    std::deque<Asked> asked;
+    {
+      const engine::Table::Use handle(table, id);
+      asked.emplace_back(*handle, stream, std::vector<Transfer>{reading(target, 0, 64 * KiB)});
+    }
+    CHECK(table.close(id, engine::Table::Mode::check) == EBUSY);
+    CHECK(table.close(id, engine::Table::Mode::wait) == 0);
+    CHECK(asked[0].result() == 64 * KiB);
+    cuda.finish(stream);
   }
 }
 

@@ -103,6 +103,7 @@ FAKE_EXPORT CUresult cuLaunchKernel(CUfunction handle, unsigned int grid_x, unsi
     if (!function->is_loaded) gate(current.gpu).quiet();
     function->is_loaded = true;
     Task task;
+    if (function->kernel->holds) task.kind = Task::Kind::hold;
     task.run = [&current, kernel = function->kernel, arguments, grid_y] {
       for (unsigned row = 0; row < grid_y; ++row) {
         if (const CUresult wrong = kernel->run(arguments, row); wrong != CUDA_SUCCESS) current.fail(wrong);

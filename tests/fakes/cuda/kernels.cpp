@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "memory.hpp"
+#include "stream.hpp"
 
 namespace fake_cuda {
 
@@ -54,6 +55,7 @@ CUresult pieces(const Arguments& arguments, unsigned) {
       return static_cast<std::int64_t>(now - allowed_at - number) >= 0;
     };
     for (int asks = 0; !is_allowed(); ++asks) {
+      if (is_released()) return CUDA_SUCCESS;
       std::this_thread::sleep_for(std::chrono::microseconds(asks < 1000 ? 1 : 50));
     }
     if (number == 1 && order != 0) {
@@ -106,7 +108,7 @@ CUresult check(const Arguments& arguments, unsigned) {
 }
 
 constexpr Kernel kernels[] = {{"ugds_copy", 1, copy},
-                              {"ugds_pieces", 12, pieces},
+                              {"ugds_pieces", 12, pieces, true},
                               {"ugds_spin", 1, spin},
                               {"ugds_fill", 3, fill},
                               {"ugds_check", 4, check}};

@@ -21,6 +21,7 @@ struct Kernel {
   const char* name;
   std::size_t arguments;
   CUresult (*run)(const Arguments& arguments, unsigned row);  ///< once for each row of the grid
+  bool holds = false;                                         ///< it waits for the processor
 };
 
 /// The kernel of that name; nullptr where the fake has none.

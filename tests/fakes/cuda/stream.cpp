@@ -207,6 +207,14 @@ void Stream::loop() {
   }
 }
 
+namespace {
+struct Held {
+  const std::atomic<bool>* cancelled = nullptr;
+  std::uint64_t ticket = 0;
+};
+thread_local Held held;
+}  // namespace
+
 void Stream::execute(Task& task) {
   for (const Point& point : task.after) point.wait();
   Gate& shared = gate(context.gpu);
@@ -217,6 +225,12 @@ void Stream::execute(Task& task) {
       return;
     case Task::Kind::mark: task.run(); return;
     case Task::Kind::wait: wait_word(task); return;
+    case Task::Kind::hold:
+      shared.enter(task.ticket);
+      held = {&cancelled_, task.ticket};
+      task.run();
+      shared.leave(task.ticket);
+      return;
     case Task::Kind::call:
       shared.begin_call();
       call_host_function(task.run);
@@ -243,6 +257,8 @@ void Stream::wait_word(const Task& task) {
 }
 
 void call_host_function(const std::function<void()>& function) { immortal<HostThread>().run(function); }
+
+bool is_released() { return held.cancelled->load() || released.load() >= held.ticket; }
 
 void release_waits() { released = tickets.load(); }
 

@@ -74,6 +74,7 @@ struct Task {
     work,  ///< what the GPU does: begins when a connection is free
     mark,  ///< what needs none: events
     wait,  ///< for a word
+    hold,  ///< of a kernel that waits for the processor, and holds a connection as a wait does
     call,  ///< of a host function
   };
   Kind kind = Kind::work;
@@ -122,5 +123,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
 /// Runs it in the process's one thread for host functions and waits until it has run.
 void call_host_function(const std::function<void()>& function);
 void release_waits();
+/// Whether what the calling stream's thread waits for was released, or its stream is gone.
+bool is_released();
 
 }  // namespace fake_cuda
