@@ -21,8 +21,11 @@ namespace {
 /// Callers that may stage at once.
 constexpr std::size_t kLanes = 8;
 /// Pieces at the device at once.
-constexpr std::size_t kFlight = 4;
+constexpr std::size_t kFlight = 8;
 constexpr std::uint64_t kSmallestPiece = 128 * 1024, kLargestPiece = 1024 * 1024;
+/// Of the kernel that copies: so many fill the bus.
+constexpr std::uint64_t kBlocks = 4;
+static_assert(kBlocks <= gpu::Pieces::kMostBlocks);
 constexpr std::uint64_t kInterruptInterval = 20'000'000;
 /// How long the copies of a request may be polled for before the driver is asked.
 constexpr std::uint64_t kPatience = 2'000'000;
@@ -41,18 +44,22 @@ class Lane {
 
   const StagingArea& area() const { return area_; }
   gpu::StreamHandle stream() const { return stream_; }
+  bool has_kernels() const { return has_kernels_; }
   gpu::Word& copied() { return copied_; }
+  gpu::Word& allowed() { return allowed_; }
   std::uint64_t count = 0;  ///< of copies that were ever enqueued
 
  private:
   struct Stream {
     gpu::Place place;
     gpu::StreamHandle stream = nullptr;
+    bool has_kernels = false;
   };
   std::atomic<bool> taken_{false};
   StagingArea area_;
-  gpu::Word copied_;
+  gpu::Word copied_, allowed_;
   gpu::StreamHandle stream_ = nullptr;
+  bool has_kernels_ = false;
   std::vector<Stream> streams_;
 };
 
@@ -61,14 +68,23 @@ void Lane::prepare(Runtime& runtime, const gpu::Place& place) {
   if (!area_)
     fail(ENOMEM, "stage", "all staging memory is in use", "raise UGDS_STAGING, or end some streams' requests");
   if (copied_.host == nullptr && runtime.has_words(place.device)) copied_ = runtime.make_word();
-  const auto found = std::find_if(streams_.begin(), streams_.end(), [&](const Stream& s) { return s.place == place; });
-  if (found != streams_.end()) {
-    stream_ = found->stream;
-    return;
+  auto found = std::find_if(streams_.begin(), streams_.end(), [&](const Stream& s) { return s.place == place; });
+  if (found == streams_.end()) {
+    streams_.reserve(streams_.size() + 1);
+    Stream made{place, runtime.make_stream(place)};
+    try {
+      if (Staging::may_use_kernels() && copied_.host != nullptr) {
+        runtime.load_kernels(place);
+        if (allowed_.host == nullptr) allowed_ = runtime.make_word();
+        made.has_kernels = true;
+      }
+    } catch (const Failure&) {
+      // The copy engine does it, at the cost of two calls for each piece.
+    }
+    found = streams_.insert(streams_.end(), made);
   }
-  streams_.reserve(streams_.size() + 1);
-  stream_ = runtime.make_stream(place);
-  streams_.push_back({place, stream_});
+  stream_ = found->stream;
+  has_kernels_ = found->has_kernels;
 }
 
 using Lanes = std::array<Lane, kLanes>;
@@ -125,10 +141,21 @@ class StagedRun {
     piece_ = std::max(align_down(piece_, unit), unit);
     pieces_ = (t_.size + piece_ - 1) / piece_;
     slots_ = std::min<std::uint64_t>(lane.area().size / piece_, pieces_);
+    by_kernel_ = lane.has_kernels() && gpu_address(0) % 16 == 0 && piece_ % 16 == 0;
+    if (by_kernel_) {
+      blocks_ = static_cast<std::uint32_t>(std::min(slots_, kBlocks));
+      for (std::uint32_t i = 0; i < blocks_; ++i) lane.copied().host[i].store(0, std::memory_order_relaxed);
+      lane.allowed().host->store(0, std::memory_order_relaxed);
+    } else if (lane.copied().host != nullptr) {
+      lane.copied().host->store(lane.count, std::memory_order_relaxed);
+    }
   }
 
   std::int64_t run() {
     const bool reads = t_.opcode == Opcode::read;
+    // The device begins before the kernel is launched, whose turn comes after its first piece.
+    if (by_kernel_ && reads) read_turn();
+    if (by_kernel_ && failed_ == 0) launch();
     while (reads ? copied() < pieces_ : finished_ < pieces_) {
       const bool moved = reads ? read_turn() : write_turn();
       if (failed_ != 0) return fail_with(failed_);
@@ -144,6 +171,14 @@ class StagedRun {
 
   /// Pieces whose copy is done.
   std::uint64_t copied() {
+    if (by_kernel_) {
+      // Each block says how many of its own are.
+      std::uint64_t all = pieces_;
+      for (std::uint64_t i = 0; i < blocks_; ++i) {
+        all = std::min(all, lane_.copied().host[i].load(std::memory_order_acquire) * blocks_ + i);
+      }
+      return all;
+    }
     if (lane_.copied().host == nullptr) return synchronized_;
     return lane_.copied().host->load(std::memory_order_acquire) - (lane_.count - enqueued_);
   }
@@ -206,7 +241,27 @@ class StagedRun {
     return moved;
   }
 
+  /// One launch copies all pieces, each when it is allowed to.
+  void launch() {
+    gpu::Pieces pieces;
+    pieces.reached = lane_.copied().device;
+    pieces.reached_at = ~std::uint64_t{0};
+    pieces.allowed = lane_.allowed().device;
+    const gpu::Address area = lane_.area().device;
+    pieces.gathers = t_.opcode == Opcode::write;
+    pieces.copy = {pieces.gathers ? gpu_address(0) : area, pieces.gathers ? area : gpu_address(0), t_.size};
+    pieces.piece = piece_;
+    pieces.area = slots_ * piece_;
+    pieces.count = pieces_;
+    pieces.most = std::min(piece_, t_.size);
+    pieces.tell = gpu::Pieces::copied;
+    pieces.blocks = blocks_;
+    if (const int code = gpu_.runtime().enqueue_pieces(gpu_.place(), lane_.stream(), pieces); code != 0)
+      refuse_copy(code);
+  }
+
   void enqueue(std::uint64_t piece) {
+    if (by_kernel_) return lane_.allowed().host->store(++enqueued_, std::memory_order_release);
     Runtime& runtime = gpu_.runtime();
     const gpu::Place& place = gpu_.place();
     int code =
@@ -241,7 +296,10 @@ class StagedRun {
     if (now - moved_at_ > ns_to_ticks(kPatience) && begun_ == finished_ && enqueued_ != 0 && lane_.copied().host) {
       // Only copies are waited for, and they take long: the driver says whether they can still come to an end.
       moved_at_ = now;
-      if (const int code = gpu_.runtime().synchronize(gpu_.place(), lane_.stream()); code != 0) refuse_copy(code);
+      bool ended = !by_kernel_;
+      const int code = by_kernel_ ? gpu_.runtime().poll(gpu_.place(), lane_.stream(), ended)
+                                  : gpu_.runtime().synchronize(gpu_.place(), lane_.stream());
+      if (code != 0 || (by_kernel_ && ended && copied() < enqueued_)) refuse_copy(code);
       return false;
     }
     if (interrupt_.asked == nullptr || now - looked_ < ns_to_ticks(kInterruptInterval)) return false;
@@ -262,9 +320,9 @@ class StagedRun {
   std::int64_t fail_with(int code) {
     Error error = last_error();
     for (auto& operation : operations_) operation.reset();
+    if (by_kernel_) lane_.allowed().host->store(gpu::Pieces::kGivenUp, std::memory_order_release);
     gpu_.runtime().synchronize(gpu_.place(), lane_.stream());
     if (begun_ != finished_) lane_.give_area_up(gpu_.runtime());
-    if (lane_.copied().host != nullptr) lane_.copied().host->store(lane_.count, std::memory_order_release);
     set_transfer(error, handle_, t_);
     error.completed = t_.opcode == Opcode::read ? std::min(right_, enqueued_ * piece_) : right_;
     last_error() = error;
@@ -276,6 +334,8 @@ class StagedRun {
   Lane& lane_;
   const memory::GpuBuffer& gpu_;
   const Interrupt& interrupt_;
+  bool by_kernel_ = false;
+  std::uint32_t blocks_ = 1;
   std::uint64_t piece_ = 0, pieces_ = 0, slots_ = 0;
   std::uint64_t begun_ = 0, finished_ = 0;         ///< pieces at the device, in order
   std::uint64_t enqueued_ = 0, synchronized_ = 0;  ///< pieces at the copy engine, in order

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "base/text.hpp"
@@ -123,6 +124,14 @@ void Staging::reclaim() {
 std::uint64_t Staging::pinned() {
   const std::lock_guard guard(lock_);
   return slabs_.size() * kSlab;
+}
+
+bool Staging::may_use_kernels() {
+  static const bool may = [] {
+    const char* text = std::getenv("UGDS_GPU_KERNELS");
+    return text == nullptr || std::string_view(text) != "0";
+  }();
+  return may;
 }
 
 }  // namespace ugds::engine

@@ -48,6 +48,10 @@ class Staging {
   void give_up(const StagingArea& area, const std::atomic<std::uint64_t>* reached = nullptr,
                std::uint64_t value = 0) noexcept;
 
+  /// Whether kernels hold streams and copy what is staged. UGDS_GPU_KERNELS=0 is for programs whose own kernels leave
+  /// no room on the GPU for others.
+  static bool may_use_kernels();
+
   std::uint64_t limit() const { return limit_; }
   /// Bytes that are pinned.
   std::uint64_t pinned();

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
-#include <string_view>
 #include <utility>
 
 #include "engine/stream.hpp"
@@ -34,15 +33,6 @@ std::uint32_t most_waiting(gpu::Runtime& runtime, int device) {
   }();
   if (chosen >= 0) return static_cast<std::uint32_t>(chosen);
   return static_cast<std::uint32_t>(runtime.connections(device)) / 2;
-}
-
-/// UGDS_STREAM_KERNELS=0: for programs whose own kernels leave no room on the GPU for others.
-bool may_use_kernels() {
-  static const bool may = [] {
-    const char* text = std::getenv("UGDS_STREAM_KERNELS");
-    return text == nullptr || std::string_view(text) != "0";
-  }();
-  return may;
 }
 
 }  // namespace
@@ -412,7 +402,8 @@ void Stream::Submission::make(Kind kind, bool last) {
 /// Whether one launch does all of a staged operation: a read of one request, to where its bytes can be stored as they
 /// are loaded. What is bound late may come to lie elsewhere, and is stored byte by byte then.
 bool Stream::Submission::can_go_in_pieces(const StreamOp& op) {
-  if (!op.waits || !s_.has_kernels_ || !may_use_kernels() || op.opcode != Opcode::read || op.parts != 1) return false;
+  if (!op.waits || !s_.has_kernels_ || !Staging::may_use_kernels() || op.opcode != Opcode::read || op.parts != 1)
+    return false;
   const Transfer& t = s_.part(op.first_part).transfer;
   return call_.late || (t.buffer.address + t.buffer_offset) % 16 == 0;
 }
@@ -421,7 +412,7 @@ bool Stream::Submission::can_go_in_pieces(const StreamOp& op) {
 /// later the longer it waits; its launch takes 2 us longer. So not where others wait in front of it anyway.
 bool Stream::Submission::kernel_pays(std::uint64_t bytes) {
   constexpr std::uint64_t kLarge = 256 * 1024;
-  return s_.has_kernels_ && may_use_kernels() && (is_idle_ || bytes >= kLarge) &&
+  return s_.has_kernels_ && Staging::may_use_kernels() && (is_idle_ || bytes >= kLarge) &&
          s_.runtime_->kernels_see_devices(s_.place_.device);
 }
 

@@ -160,6 +160,13 @@ class CudaRuntime final : public Runtime {
              return (flags & kCuStreamNonBlocking) == 0 ? kCuInvalidValue : driver_.stream_query(stream);
            }) == 0;
   }
+  int poll(const Place& place, StreamHandle stream, bool& ended) noexcept override {
+    ended = false;
+    if (driver_.stream_query == nullptr) return 0;
+    const int code = in(place, [&] { return driver_.stream_query(stream); });
+    ended = code == 0;
+    return code == kCuNotReady ? 0 : code;
+  }
   int synchronize(const Place& place, StreamHandle stream) noexcept override {
     return in(place, [&] { return driver_.stream_synchronize(stream); });
   }
@@ -488,13 +495,14 @@ int CudaRuntime::enqueue_pieces(const Place& place, StreamHandle stream, const P
 
 /// In the current context.
 int CudaRuntime::launch(CuFunction kernel, CuStream stream, const Pieces& p) const noexcept {
-  std::uint64_t values[] = {p.reached,          p.reached_at, p.allowed, p.allowed_at, p.order, p.copy.source,
-                            p.copy.destination, p.copy.bytes, p.piece,   p.area,       p.count, p.tell};
+  std::uint64_t values[] = {
+      p.reached,          p.reached_at, p.allowed, p.allowed_at, p.order, p.copy.source,
+      p.copy.destination, p.copy.bytes, p.piece,   p.area,       p.count, p.tell | (p.gathers ? 4 : 0)};
   std::size_t size = sizeof values;
   void* arguments[] = {kCuLaunchBuffer, values, kCuLaunchBufferSize, &size, kCuLaunchEnd};
   // Whole warps; 16 bytes are a thread's.
   const std::uint64_t threads = std::clamp<std::uint64_t>(align_up((p.most + 15) / 16, 32), 32, kPieceThreads);
-  return driver_.launch(kernel, 1, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, nullptr, arguments);
+  return driver_.launch(kernel, p.blocks, 1, 1, static_cast<unsigned>(threads), 1, 1, 0, stream, nullptr, arguments);
 }
 
 struct Found {

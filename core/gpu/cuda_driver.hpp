@@ -19,7 +19,8 @@ using CuModule = void*;
 using CuFunction = void*;
 using CuPointer = unsigned long long;
 
-inline constexpr CuResult kCuNotInitialized = 3, kCuInvalidValue = 1, kCuDeinitialized = 4, kCuAlreadyRegistered = 712;
+inline constexpr CuResult kCuNotInitialized = 3, kCuInvalidValue = 1, kCuDeinitialized = 4, kCuAlreadyRegistered = 712,
+                          kCuNotReady = 600;
 
 enum CuPointerAttribute : int {
   kCuPointerContext = 1,

@@ -97,7 +97,8 @@ namespace {
 }  // namespace
 
 // ugds_copy: what the gpu::CopyOrder of the block's row says.
-// ugds_pieces: one block; see gpu::Pieces. Its first thread speaks with the processor, and the others follow.
+// ugds_pieces: see gpu::Pieces. A block's first thread speaks with the processor, and the others follow; of several
+// blocks each takes every so many-th piece, and has a word of its own beside the first one's.
 const char kKernels[] =
     R"(
 .version 6.0
@@ -133,10 +134,11 @@ const char kKernels[] =
                             .param .u64 destination_address, .param .u64 byte_count, .param .u64 piece_size,
                             .param .u64 area_size, .param .u64 piece_count, .param .u64 what_to_tell)
 {
-  .reg .pred %p, %first;
+  .shared .u32 given_up;
+  .reg .pred %p, %first, %gathers;
   .reg .u32 %a;
-  .reg .u64 %reached, %come, %allowed, %wanted, %order, %source, %to, %left, %piece, %area, %count, %tell;
-  .reg .u64 %from, %size, %me, %threads, %at, %number, %word;
+  .reg .u64 %reached, %come, %allowed, %wanted, %order, %source, %goal, %bytes, %piece, %area, %count, %tell;
+  .reg .u64 %from, %to, %size, %me, %threads, %at, %through, %number, %blocks, %step, %word;
 
   ld.param.u64 %reached, [reached_word];
   ld.param.u64 %come, [reached_at];
@@ -144,8 +146,8 @@ const char kKernels[] =
   ld.param.u64 %wanted, [allowed_at];
   ld.param.u64 %order, [order_address];
   ld.param.u64 %source, [source_address];
-  ld.param.u64 %to, [destination_address];
-  ld.param.u64 %left, [byte_count];
+  ld.param.u64 %goal, [destination_address];
+  ld.param.u64 %bytes, [byte_count];
   ld.param.u64 %piece, [piece_size];
   ld.param.u64 %area, [area_size];
   ld.param.u64 %count, [piece_count];
@@ -155,8 +157,17 @@ const char kKernels[] =
   cvt.u64.u32 %me, %a;
   mov.u32 %a, %ntid.x;
   cvt.u64.u32 %threads, %a;
-  mov.u64 %at, 0;
-  mov.u64 %number, 0;
+  mov.u32 %a, %ctaid.x;
+  cvt.u64.u32 %number, %a;
+  mov.u32 %a, %nctaid.x;
+  cvt.u64.u32 %blocks, %a;
+  shl.b64 %word, %number, 3;
+  add.u64 %reached, %reached, %word;
+  mul.lo.u64 %step, %piece, %blocks;
+  mul.lo.u64 %at, %piece, %number;
+  mov.u64 %through, %at;
+  and.b64 %word, %tell, 4;
+  setp.ne.u64 %gathers, %word, 0;
 
   add.u64 %come, %come, 1;
   and.b64 %word, %tell, 1;
@@ -164,9 +175,10 @@ const char kKernels[] =
   and.pred %p, %p, %first;
   @%p st.volatile.global.u64 [%reached], %come;
 
-NEXT_PIECE:
-  add.u64 %number, %number, 1;
+  add.u64 %wanted, %wanted, %number;
   add.u64 %wanted, %wanted, 1;
+
+NEXT_PIECE:
   @!%first bra ALLOWED;
 ASK:
   ld.volatile.global.u64 %word, [%allowed];
@@ -174,33 +186,46 @@ ASK:
   setp.lt.s64 %p, %word, 0;
   @%p bra ASK;
   membar.sys;
+  setp.ge.s64 %p, %word, 0x100000000;
+  selp.u32 %a, 1, 0, %p;
+  st.shared.u32 [given_up], %a;
 ALLOWED:
   bar.sync 0;
+  ld.shared.u32 %a, [given_up];
+  setp.ne.u32 %p, %a, 0;
+  @%p ret;
   setp.eq.u64 %p, %order, 0;
   @%p bra KNOWN;
   ld.volatile.global.u64 %source, [%order];
-  ld.volatile.global.u64 %to, [%order+8];
-  ld.volatile.global.u64 %left, [%order+16];
+  ld.volatile.global.u64 %goal, [%order+8];
+  ld.volatile.global.u64 %bytes, [%order+16];
   mov.u64 %order, 0;
 KNOWN:
-  min.u64 %size, %left, %piece;
-  add.u64 %from, %source, %at;
+  min.u64 %size, %through, %bytes;
+  sub.u64 %size, %bytes, %size;
+  min.u64 %size, %size, %piece;
+  selp.u64 %from, %through, %at, %gathers;
+  selp.u64 %to, %at, %through, %gathers;
+  add.u64 %from, %from, %source;
+  add.u64 %to, %to, %goal;
 )" UGDS_COPY_BYTES R"(
-  add.u64 %to, %to, %size;
-  sub.u64 %left, %left, %size;
-  add.u64 %at, %at, %piece;
+  add.u64 %through, %through, %step;
+  add.u64 %at, %at, %step;
   setp.ge.u64 %p, %at, %area;
-  @%p mov.u64 %at, 0;
+  selp.u64 %word, %area, 0, %p;
+  sub.u64 %at, %at, %word;
 
+  bar.sync 0;
   and.b64 %word, %tell, 2;
   setp.eq.u64 %p, %word, 0;
   @%p bra TOLD;
-  bar.sync 0;
+  add.u64 %come, %come, 1;
   @!%first bra TOLD;
   membar.sys;
-  add.u64 %word, %come, %number;
-  st.volatile.global.u64 [%reached], %word;
+  st.volatile.global.u64 [%reached], %come;
 TOLD:
+  add.u64 %number, %number, %blocks;
+  add.u64 %wanted, %wanted, %blocks;
   setp.lt.u64 %p, %number, %count;
   @%p bra NEXT_PIECE;
   ret;

@@ -77,6 +77,10 @@ class HipRuntime final : public Runtime {
   int enqueue_copies(const Place& place, StreamHandle stream, Address orders, std::uint32_t count,
                      std::uint64_t most) noexcept override;
   bool is_idle(const Place&, StreamHandle) noexcept override { return false; }
+  int poll(const Place&, StreamHandle, bool& ended) noexcept override {
+    ended = false;
+    return 0;
+  }
   int enqueue_pieces(const Place&, StreamHandle, const Pieces&) noexcept override { return hip_api::kNotSupported; }
   int enqueue_call(const Place& place, StreamHandle stream, void (*function)(void*), void* context) noexcept override;
   int is_capturing(const Place& place, StreamHandle stream, bool& capturing) noexcept override;

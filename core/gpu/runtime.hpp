@@ -62,20 +62,26 @@ struct CopyOrder {
 
 /// What one launch of the kernel of pieces does. It tells that the stream has come, at `reached_at` + 1. Then, piece by
 /// piece, it waits until `allowed` is one further than at the piece before (at first: than `allowed_at`), copies the
-/// piece, and tells that `reached` is one further. The source is an area that the pieces go round in; without any bytes
-/// the stream is held, and no more.
+/// piece, and tells that `reached` is one further. On one side the pieces go round in an area, of pinned memory.
+/// Without any bytes the stream is held, and no more. Where `allowed` is kGivenUp further, it ends.
 struct Pieces {
   enum Tell : std::uint64_t { nothing = 0, arrival = 1, copied = 2 };
+  static constexpr std::uint64_t kGivenUp = std::uint64_t{1} << 33;
   Address reached = 0;
   std::uint64_t reached_at = 0;
   Address allowed = 0;
   std::uint64_t allowed_at = 0;
   Address order = 0;  ///< of a CopyOrder, read after the first wait, in place of `copy`; 0: there is none
-  CopyOrder copy{};   ///< from pinned memory, aligned to 16 bytes
+  CopyOrder copy{};   ///< both sides aligned to 16 bytes, if it is to be fast
   std::uint64_t piece = 0, area = 0;  ///< bytes: of each piece but the last, and a multiple of it
   std::uint64_t count = 1;            ///< of pieces
-  std::uint64_t most = 0;             ///< bytes in all, at most
+  std::uint64_t most = 0;             ///< bytes of a piece, at most
   std::uint64_t tell = nothing;
+  bool gathers = false;  ///< the area is the destination; else it is the source
+  /// Of several, at most kMostBlocks and `count`, each copies every so many-th piece, and tells its own number of them
+  /// in a word of its own: the first one's is `reached`, and they lie one behind the other.
+  std::uint32_t blocks = 1;
+  static constexpr std::uint32_t kMostBlocks = 8;
 };
 
 /// A word that the processor and streams share. `host` is where the processor finds it.
@@ -115,7 +121,7 @@ class Runtime {
   virtual Address pin(void* address, std::uint64_t size) = 0;
   virtual void unpin(void* address) noexcept = 0;
 
-  /// A word for `enqueue_words`, 0 at first, on a cache line of its own. Throws Failure.
+  /// A word for `enqueue_words`, 0 at first, on a cache line of its own, which is its user's. Throws Failure.
   virtual Word make_word() = 0;
   virtual void free_word(const Word& word) noexcept = 0;
 
@@ -165,6 +171,8 @@ class Runtime {
   /// Whether all that was enqueued on the stream has ended, and all that it would wait for. False where that is not
   /// known.
   virtual bool is_idle(const Place& place, StreamHandle stream) noexcept = 0;
+  /// Whether all that was enqueued on the stream has ended, as `ended`; the code says whether it can.
+  virtual int poll(const Place& place, StreamHandle stream, bool& ended) noexcept = 0;
   /// Waits until all that was enqueued is done.
   virtual int synchronize(const Place& place, StreamHandle stream) noexcept = 0;
   /// Copies in the calling thread, to or from any memory of this process, and returns when it is done. With a stream of

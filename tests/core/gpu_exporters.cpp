@@ -71,6 +71,10 @@ class Made final : public Runtime {
   int enqueue_from_device(const Place&, StreamHandle, void*, Address, std::uint64_t) noexcept override { return 0; }
   int enqueue_copies(const Place&, StreamHandle, Address, std::uint32_t, std::uint64_t) noexcept override { return 0; }
   bool is_idle(const Place&, StreamHandle) noexcept override { return false; }
+  int poll(const Place&, StreamHandle, bool& ended) noexcept override {
+    ended = false;
+    return 0;
+  }
   int enqueue_pieces(const Place&, StreamHandle, const Pieces&) noexcept override { return 0; }
   int enqueue_call(const Place&, StreamHandle, void (*)(void*), void*) noexcept override { return 0; }
   int is_capturing(const Place&, StreamHandle, bool&) noexcept override { return 0; }

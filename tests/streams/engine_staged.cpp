@@ -111,14 +111,22 @@ TEST_CASE("staged: a caller who goes away gets EINTR, and his memory is left alo
 TEST_CASE("staged: a copy that the driver refuses fails its request only") {
   Cuda cuda;
   Open open("emulated:16MiB");
-  GpuMemory target(2 * MiB, Demand::staged);
+  GpuMemory target(3 * MiB, Demand::staged);
   REQUIRE(engine::run_staged(open.handle, reading(target, 0, 2 * MiB), {}) == 2 * MiB);
-  for (const char* call : {"cuMemcpyHtoDAsync_v2", "cuStreamBatchMemOp_v2"}) {
-    CAPTURE(call);
-    REQUIRE(fake_cuda_fail(call, 2, CUDA_ERROR_UNKNOWN) == 0);
-    CHECK(engine::run_staged(open.handle, reading(target, 0, 2 * MiB), {}) == -EIO);
+  struct {
+    const char* name;
+    unsigned nth;
+    std::uint64_t at;
+  } const calls[] = {// By a kernel, and where that cannot be, since it is not aligned, by the copy engine.
+                     {"cuLaunchKernel", 1, 0},
+                     {"cuMemcpyHtoDAsync_v2", 2, 4},
+                     {"cuStreamBatchMemOp_v2", 2, 4}};
+  for (const auto& [name, nth, at] : calls) {
+    CAPTURE(name);
+    REQUIRE(fake_cuda_fail(name, nth, CUDA_ERROR_UNKNOWN) == 0);
+    CHECK(engine::run_staged(open.handle, reading(target, 0, 2 * MiB, at), {}) == -EIO);
     CHECK(last_error().message().find("CUDA_ERROR_UNKNOWN") != std::string::npos);
-    CHECK(engine::run_staged(open.handle, reading(target, 0, 2 * MiB), {}) == 2 * MiB);
+    CHECK(engine::run_staged(open.handle, reading(target, 0, 2 * MiB, at), {}) == 2 * MiB);
   }
 }
 
@@ -133,16 +141,17 @@ TEST_CASE("staged: more callers than lanes get their own bytes, and nothing stay
     for (unsigned t = 0; t < 12; ++t) {
       threads.emplace_back([&, t] {
         cuCtxSetCurrent(cuda.context);
-        GpuMemory mine(2 * MiB, Demand::staged);
+        GpuMemory mine(2 * MiB + 4 * KiB, Demand::staged);
+        const std::uint64_t at = t % 2 * 4;  // by the copy engine, where that is not aligned
         std::vector<std::byte> bytes(2 * MiB);
         for (unsigned turn = 0; turn < 4; ++turn) {
           const std::uint64_t size = (turn % 2 == 0 ? 2 * MiB : 8 * KiB);
           for (std::uint64_t i = 0; i < size; ++i) bytes[i] = pattern(i, t * 1000 + turn);
-          mine.poke(0, bytes.data(), size);
-          wrong += engine::run_staged(open.handle, writing(mine, t * 4 * MiB, size), {}) != std::int64_t(size);
-          mine.poke(0, std::vector<std::byte>(size).data(), size);
-          wrong += engine::run_staged(open.handle, reading(mine, t * 4 * MiB, size), {}) != std::int64_t(size);
-          wrong += mine.same(bytes.data(), size) != size;
+          mine.poke(at, bytes.data(), size);
+          wrong += engine::run_staged(open.handle, writing(mine, t * 4 * MiB, size, at), {}) != std::int64_t(size);
+          mine.poke(at, std::vector<std::byte>(size).data(), size);
+          wrong += engine::run_staged(open.handle, reading(mine, t * 4 * MiB, size, at), {}) != std::int64_t(size);
+          wrong += mine.same(bytes.data(), size, at) != size;
         }
       });
     }

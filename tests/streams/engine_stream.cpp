@@ -235,7 +235,11 @@ TEST_CASE(
   fail_block(open.handle, 0);
   const std::uint64_t start = monotonic_ns();
   {
+    // Behind another one it is held by a wait, and not by a kernel.
+    cuda.launch("ugds_spin", stream, 5'000'000);
+    Asked before(open.handle, stream, {reading(target, 512 * KiB, 4 * KiB, 512 * KiB)});
     Asked failed(open.handle, stream, {reading(target, 0, 4 * KiB)});
+    CHECK(before.result() == 4 * KiB);
     CHECK(failed.result() == -EIO);
     CHECK(monotonic_ns() - start < 1'000'000'000);
     CHECK(failed.error().message().find("old bytes") != std::string::npos);

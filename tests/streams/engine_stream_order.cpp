@@ -121,7 +121,7 @@ TEST_CASE("streams-again" * doctest::skip()) {
     CHECK(value == 0);
     const auto& counters = open.handle.streams()->counters();
     const bool calls = std::getenv("TEST_CALLS") != nullptr;
-    const bool kernels = !calls && std::getenv("UGDS_STREAM_KERNELS") == nullptr;
+    const bool kernels = !calls && std::getenv("UGDS_GPU_KERNELS") == nullptr;
     CHECK((counters.held_by_wait == 0) == calls);
     CHECK((counters.held_by_kernel == 0) == !kernels);
     CHECK((counters.held_by_call == 0) == !calls);
@@ -141,7 +141,7 @@ TEST_CASE("stream: held by calls, without words, with one connection, and with l
   CHECK(run_again("TEST_CALLS=1 TEST_STREAM_WORDS=0", "streams-again") == 0);
   CHECK(run_again("TEST_CALLS=1 CUDA_DEVICE_MAX_CONNECTIONS=1", "streams-again") == 0);
   CHECK(run_again("CUDA_DEVICE_MAX_CONNECTIONS=2", "streams-again") == 0);
-  CHECK(run_again("UGDS_STREAM_KERNELS=0", "streams-again") == 0);
+  CHECK(run_again("UGDS_GPU_KERNELS=0", "streams-again") == 0);
   CHECK(run_again("UGDS_STAGING=16MiB", "streams-again") == 0);
 }
 

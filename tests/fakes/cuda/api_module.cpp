@@ -104,9 +104,9 @@ FAKE_EXPORT CUresult cuLaunchKernel(CUfunction handle, unsigned int grid_x, unsi
     function->is_loaded = true;
     Task task;
     if (function->kernel->holds) task.kind = Task::Kind::hold;
-    task.run = [&current, kernel = function->kernel, arguments, grid_y] {
+    task.run = [&current, kernel = function->kernel, arguments, grid_x, grid_y] {
       for (unsigned row = 0; row < grid_y; ++row) {
-        if (const CUresult wrong = kernel->run(arguments, row); wrong != CUDA_SUCCESS) current.fail(wrong);
+        if (const CUresult wrong = kernel->run(arguments, row, grid_x); wrong != CUDA_SUCCESS) current.fail(wrong);
       }
     };
     return current.submit(stream, std::move(task));

@@ -19,7 +19,7 @@ std::uint8_t pattern(std::uint64_t i, std::uint64_t seed) {
 }
 
 /// ugds_copy(orders), the row's one: it is read when the kernel runs.
-CUresult copy(const Arguments& arguments, unsigned row) {
+CUresult copy(const Arguments& arguments, unsigned row, unsigned) {
   struct Order {
     std::uint64_t source, destination, bytes;
   } order;
@@ -35,7 +35,7 @@ CUresult copy(const Arguments& arguments, unsigned row) {
 }
 
 /// ugds_pieces(reached, reached_at, allowed, allowed_at, order, source, destination, bytes, piece, area, count, tell)
-CUresult pieces(const Arguments& arguments, unsigned) {
+CUresult pieces(const Arguments& arguments, unsigned, unsigned blocks) {
   const auto [reached, reached_at, allowed, allowed_at, order, source, destination, bytes, piece, area, count, tell] =
       arguments;
   const auto word_at = [](std::uint64_t address) {
@@ -44,49 +44,52 @@ CUresult pieces(const Arguments& arguments, unsigned) {
   std::uint64_t* const told = word_at(reached);
   std::uint64_t* const asked = word_at(allowed);
   if (asked == nullptr || (tell != 0 && told == nullptr)) return CUDA_ERROR_ILLEGAL_ADDRESS;
-  const auto say = [&](std::uint64_t value) {
-    std::atomic_ref<std::uint64_t>(*told).store(value, std::memory_order_release);
+  if (blocks > 1 && (blocks > 8 || blocks > count || (tell & 1) != 0)) return CUDA_ERROR_INVALID_VALUE;
+  const auto say = [&](std::uint64_t block, std::uint64_t value) {
+    std::atomic_ref<std::uint64_t>(told[block]).store(value, std::memory_order_release);
   };
-  std::uint64_t rest[3] = {source, destination, bytes};
-  if ((tell & 1) != 0) say(reached_at + 1);
-  for (std::uint64_t number = 1, place = 0; number == 1 || number <= count; ++number) {
-    const auto is_allowed = [&] {
+  std::uint64_t said[3] = {source, destination, bytes};
+  if ((tell & 1) != 0) say(0, reached_at + 1);
+  // Its blocks one after the other, as their pieces come.
+  for (std::uint64_t number = 0, place = 0; number == 0 || number < count; ++number) {
+    const auto further = [&] {
       const std::uint64_t now = std::atomic_ref<std::uint64_t>(*asked).load(std::memory_order_acquire);
-      return static_cast<std::int64_t>(now - allowed_at - number) >= 0;
+      return static_cast<std::int64_t>(now - allowed_at - number - 1);
     };
-    for (int asks = 0; !is_allowed(); ++asks) {
+    for (int asks = 0; further() < 0; ++asks) {
       if (is_released()) return CUDA_SUCCESS;
       std::this_thread::sleep_for(std::chrono::microseconds(asks < 1000 ? 1 : 50));
     }
-    if (number == 1 && order != 0) {
-      const std::byte* at = memory().reach(order, sizeof rest);
+    if (further() >= std::int64_t{1} << 32) return CUDA_SUCCESS;
+    if (number == 0 && order != 0) {
+      const std::byte* at = memory().reach(order, sizeof said);
       if (at == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
-      std::memcpy(rest, at, sizeof rest);
+      std::memcpy(said, at, sizeof said);
     }
-    auto& [from, to, left] = rest;
-    const std::uint64_t size = std::min(left, piece);
+    const auto [from, to, all] = said;
+    const std::uint64_t through = std::min(number * piece, all);
+    const std::uint64_t size = std::min(all - through, piece);
     if (size != 0) {
-      const std::byte* here = memory().reach(from + place, size);
-      std::byte* there = memory().reach(to, size);
-      if (here == nullptr || there == nullptr || from % 16 != 0) return CUDA_ERROR_ILLEGAL_ADDRESS;
+      const bool gathers = (tell & 4) != 0;
+      const std::byte* here = memory().reach(from + (gathers ? through : place), size);
+      std::byte* there = memory().reach(to + (gathers ? place : through), size);
+      if (here == nullptr || there == nullptr) return CUDA_ERROR_ILLEGAL_ADDRESS;
       std::memcpy(there, here, size);
     }
-    to += size;
-    left -= size;
     place = place + piece >= area ? 0 : place + piece;
-    if ((tell & 2) != 0) say(reached_at + 1 + number);
+    if ((tell & 2) != 0) say(number % blocks, reached_at + 2 + number / blocks);
   }
   return CUDA_SUCCESS;
 }
 
 /// ugds_spin(nanoseconds). It sleeps instead: a test machine has few processors.
-CUresult spin(const Arguments& arguments, unsigned) {
+CUresult spin(const Arguments& arguments, unsigned, unsigned) {
   std::this_thread::sleep_for(std::chrono::nanoseconds(arguments[0]));
   return CUDA_SUCCESS;
 }
 
 /// ugds_fill(address, bytes, seed)
-CUresult fill(const Arguments& arguments, unsigned) {
+CUresult fill(const Arguments& arguments, unsigned, unsigned) {
   const std::uint64_t address = arguments[0], bytes = arguments[1], seed = arguments[2];
   if (bytes == 0) return CUDA_SUCCESS;
   std::byte* to = memory().reach(address, bytes);
@@ -96,7 +99,7 @@ CUresult fill(const Arguments& arguments, unsigned) {
 }
 
 /// ugds_check(address, bytes, seed, result): adds how many bytes are wrong to the 64-bit word at `result`.
-CUresult check(const Arguments& arguments, unsigned) {
+CUresult check(const Arguments& arguments, unsigned, unsigned) {
   const std::uint64_t address = arguments[0], bytes = arguments[1], seed = arguments[2], result = arguments[3];
   const std::byte* from = bytes == 0 ? nullptr : memory().reach(address, bytes);
   std::byte* to = result % 8 != 0 ? nullptr : memory().reach(result, 8);

@@ -20,8 +20,8 @@ using Arguments = std::array<std::uint64_t, most_arguments>;
 struct Kernel {
   const char* name;
   std::size_t arguments;
-  CUresult (*run)(const Arguments& arguments, unsigned row);  ///< once for each row of the grid
-  bool holds = false;                                         ///< it waits for the processor
+  CUresult (*run)(const Arguments& arguments, unsigned row, unsigned blocks);  ///< once for each row of the grid
+  bool holds = false;                                                          ///< it waits for the processor
 };
 
 /// The kernel of that name; nullptr where the fake has none.

@@ -226,10 +226,11 @@ void Stream::execute(Task& task) {
     case Task::Kind::mark: task.run(); return;
     case Task::Kind::wait: wait_word(task); return;
     case Task::Kind::hold:
-      shared.enter(task.ticket);
+      shared.pass(task.ticket);
+      shared.begin_call();
       held = {&cancelled_, task.ticket};
       task.run();
-      shared.leave(task.ticket);
+      shared.end_call();
       return;
     case Task::Kind::call:
       shared.begin_call();

@@ -34,7 +34,7 @@ class Gate {
   void leave(std::uint64_t ticket);
   void begin_call();
   void end_call();
-  /// Waits until no stream waits for a word or is in a host function.
+  /// Waits until no stream waits for a word, is in a host function, or in a kernel that waits for the processor.
   void quiet();
   /// Looks again: the number of connections changed.
   void again();
@@ -74,7 +74,7 @@ struct Task {
     work,  ///< what the GPU does: begins when a connection is free
     mark,  ///< what needs none: events
     wait,  ///< for a word
-    hold,  ///< of a kernel that waits for the processor, and holds a connection as a wait does
+    hold,  ///< of a kernel that waits for the processor: it runs, and so holds no connection
     call,  ///< of a host function
   };
   Kind kind = Kind::work;
