@@ -329,13 +329,16 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
     // Nothing more is given. What is in flight still writes to our memory, or the caller's.
     if (op.flying != 0) return false;
     op.begun = op.pieces();
+    // Of one that is broken no place is waited for: all of it is poisoned before the stream is let on.
+    if (op.broken && op.ended == 0 && op.staged && op.opcode == Opcode::read)
+      std::fill_n(op.area.data, std::min(op.area.size, op.plan.total), kPoison);
   }
   while (op.ended < op.begun && op.open[op.ended & kPieceMask] == 0) {
-    if (op.ended >= op.bad_from && op.staged && op.opcode == Opcode::read) {
+    if (op.ended >= op.bad_from && op.staged && op.opcode == Opcode::read && !op.broken) {
       const StreamPlan::Piece piece = op.plan.piece(op.ended);
       // Its place may hold a piece that is right and not yet copied.
       const std::uint64_t reached = stream.reached_.host->load(std::memory_order_acquire);
-      if (!op.broken && !is_at(reached, op.reached + 1 + piece.needs)) return moved;
+      if (!is_at(reached, op.reached + 1 + piece.needs)) return moved;
       poison(stream, op, op.ended);
     }
     ++op.ended;
