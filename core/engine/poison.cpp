@@ -19,7 +19,7 @@ using gpu::WordOp;
 namespace {
 
 /// For the driver to take it, and for the GPU to begin.
-constexpr std::uint64_t kPatience = 25'000'000;
+constexpr std::uint64_t kPatience = 100'000'000;
 /// For a kernel that has begun. One that does not end has faulted.
 constexpr std::uint64_t kLastPatience = 1'000'000'000;
 
