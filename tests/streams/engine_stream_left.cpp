@@ -102,7 +102,7 @@ TEST_CASE("left-wedged-again" * doctest::skip()) {
   REQUIRE(slabs_left() == 3);
   {
     const engine::Table::Use stuck(table, id);
-    for (const Kind kind : {Kind::late_write, Kind::never_stopped, Kind::reset_fails})
+    for (const Kind kind : {Kind::hang, Kind::never_stopped, Kind::reset_fails})
       controller_of(*stuck).inject(fault(kind));
     CHECK(Asked(*stuck, stream, {reading(target, 0, 8 * MiB)}).result() == -ETIMEDOUT);
     CHECK(engine::run_staged(*stuck, reading(target, 0, 8 * MiB), {}) < 0);
