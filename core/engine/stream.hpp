@@ -120,6 +120,7 @@ struct StreamOpState {
   } given{};
   std::array<std::uint32_t, 8> open{};  ///< commands' requests of the pieces that are open; 1 more while being given
   std::uint32_t flying = 0;
+  std::uint64_t ended_at = 0;  ///< in ticks: when the device was done and the submitter was not
 
   /// Steps of `reached` before the first piece, and of `allowed`: a write whose bytes the copy kernel gathers waits for
   /// its orders.
@@ -145,7 +146,7 @@ struct alignas(64) StreamOp : StreamOpState {
   Error* error = nullptr;
   Error* refusal = nullptr;
   /// How far its submitter is. An operation may begin before all of it is enqueued, and never ends before.
-  enum class Enqueued : std::uint8_t { no, yes, broken };
+  enum class Enqueued : std::uint8_t { no, assumed, yes, broken };
   std::atomic<Enqueued> enqueued{Enqueued::no};
   // Threads whose it is not look at these at any time.
   std::atomic<StreamWorker*> worker{nullptr};  ///< nullptr: its handle was closed; it is let through in its turn

@@ -110,7 +110,7 @@ class Stream::Submission {
   std::size_t word_count_ = 0;
   StreamOp::Cursor cursor_;
   std::uint32_t order_ = 0;
-  bool is_prepared_ = false, first_ = true, is_idle_ = false, has_passed_ = false;
+  bool is_prepared_ = false, failed_late_ = false, first_ = true, is_idle_ = false, has_passed_ = false;
   int code_ = 0;
 };
 
@@ -190,6 +190,7 @@ bool Stream::Submission::attempt(std::int64_t& result) {
   }
   if (!has_room()) return false;
   enqueue_all();
+  if (failed_late_) result = -last_error().code;
   return true;
 }
 
@@ -375,13 +376,12 @@ void Stream::Submission::make(Kind kind, bool last) {
     s_.tail_.store(tail + 1, std::memory_order_seq_cst);
     if (last) worker_.wake();
   };
-  // Where the stream has nothing to do it is there already: the device begins while it is told to wait.
+  // Where the stream has nothing to do it is there already: the device begins while it is told to wait. What one kernel
+  // holds is handed over before it is launched in any case: a launch may return only when the kernel has ended.
   const bool at_once =
       op.held_by_kernel && op.first && last && has_passed_ && s_.runtime_->is_idle(s_.place_, s_.handle_);
-  if (at_once) {
-    s_.reached_.host->store(op.reached + 1, std::memory_order_release);
-    hand_over();
-  }
+  if (at_once) s_.reached_.host->store(op.reached + 1, std::memory_order_release);
+  if (op.held_by_kernel) hand_over();
   enqueue(op, at_once);
   if (code_ != 0) {
     // What was enqueued of it is let through.
@@ -389,14 +389,17 @@ void Stream::Submission::make(Kind kind, bool last) {
            "the GPU's stream did not take the request: " + s_.runtime_->words(code_),
            "a kernel of the program may have faulted; its context is not usable then");
     *op.refusal = last_error();
-    if (!at_once) {
+    if (!op.held_by_kernel) {
       op.broken = true;
       if (op.result != nullptr) op.result->copied_ = nullptr;
     }
   }
-  op.enqueued.store(code_ != 0 ? StreamOp::Enqueued::broken : StreamOp::Enqueued::yes, std::memory_order_release);
+  const auto before = op.enqueued.exchange(code_ != 0 ? StreamOp::Enqueued::broken : StreamOp::Enqueued::yes,
+                                           std::memory_order_acq_rel);
+  // Its end was told already.
+  if (code_ != 0 && before == StreamOp::Enqueued::assumed) failed_late_ = true;
   code_ = 0;
-  if (!at_once) hand_over();
+  if (!op.held_by_kernel) hand_over();
 }
 
 /// Whether one launch does all of a staged operation: a read of one request, to where its bytes can be stored as they

@@ -156,6 +156,11 @@ bool StreamWorker::attend(Stream& stream) {
   if (op.worker.load(std::memory_order_acquire) != this) return false;
   const std::uint64_t reached = stream.reached_.host->load(std::memory_order_acquire);
   bool moved = false;
+  if (!op.broken && !op.completed && op.enqueued.load(std::memory_order_acquire) == StreamOp::Enqueued::broken) {
+    op.broken = true;
+    if (op.result != nullptr) op.result->copied_ = nullptr;
+    fail(op, *op.refusal);
+  }
   if (!op.started) {
     if (!op.broken && !is_at(reached, op.reached + 1)) return false;
     moved = begin(stream, op);
@@ -347,16 +352,21 @@ bool StreamWorker::progress(Stream& stream, StreamOp& op) {
     stream.allowed_.host->store(op.allowed + op.allowed_lead() + op.ended, std::memory_order_release);
   }
   if (op.ended != op.pieces()) return moved;
-  // It may have begun while it was still being enqueued.
-  const auto enqueued = op.enqueued.load(std::memory_order_acquire);
-  if (enqueued == StreamOp::Enqueued::no) return moved;
-  if (enqueued == StreamOp::Enqueued::broken && !op.broken) {
-    op.broken = true;
-    if (op.result != nullptr) op.result->copied_ = nullptr;
-    fail(op, *op.refusal);
-  }
+  if (!is_enqueued(op)) return moved;
   complete(stream, op);
   return moved;
+}
+
+/// Whether all of it is, as far as is known. It may have begun before, and what it holds is let go of when all is well.
+/// But a launch may return only when the kernel has ended, as it does under checkers: then it is let go of now.
+bool StreamWorker::is_enqueued(StreamOp& op) {
+  constexpr std::uint64_t kPatience = 20'000'000;
+  auto enqueued = op.enqueued.load(std::memory_order_acquire);
+  if (enqueued != StreamOp::Enqueued::no) return enqueued != StreamOp::Enqueued::broken || op.broken;
+  const std::uint64_t now = ticks();
+  if (op.ended_at == 0) op.ended_at = now;
+  if (now - op.ended_at < ns_to_ticks(kPatience)) return false;
+  return op.enqueued.compare_exchange_strong(enqueued, StreamOp::Enqueued::assumed);
 }
 
 /// How much of a read that failed is told to be right.

@@ -53,6 +53,7 @@ class StreamWorker {
   bool give_parts(Stream& stream, StreamOp& op);
   bool submit(const Transfer& transfer, StreamOp& op, std::uint32_t piece);
   bool progress(Stream& stream, StreamOp& op);
+  bool is_enqueued(StreamOp& op);
   std::uint64_t right_bytes(Stream& stream, const StreamOp& op);
   void poison(Stream& stream, StreamOp& op, std::uint32_t piece);
   void poison_direct(Stream& stream, StreamOp& op);
