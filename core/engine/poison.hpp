@@ -43,7 +43,8 @@ class Poison {
    public:
     Fill(Poison& poison, const gpu::Place& place) : poison_(poison), guard_(poison.lock_), place_(place) {}
     void add(gpu::Address address, std::uint64_t bytes) noexcept;
-    /// False: not all of it was filled, and nothing will be any more. Waits for 200 ms where the driver does not answer.
+    /// False: not all of it was filled, and nothing will be any more. Waits for 200 ms where the driver does not
+    /// answer.
     bool end() noexcept;
 
    private:

@@ -16,8 +16,8 @@ from ugds.bench import cuda, load, targets
 from ugds.bench._devices import opened
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-#: An SSD's latency and bandwidth as the paper's Figure 16 has them, with threads enough for the copies. 512 KiB a command,
-#: as data-centre SSDs take them: in smaller ones each costs the driver's copies more than it moves.
+#: An SSD's latency and bandwidth as the paper's Figure 16 has them, with threads enough for the copies, and 512 KiB a
+#: command, as data-centre SSDs take them: smaller ones cost the driver's copies more than they move.
 DEVICE = "emulated:1GiB?latency=10us&bandwidth=5.5GiB/s&copiers=4&mdts=7"
 ROUNDS = 9
 Figures = dict[str, tuple[float, str]]
