@@ -52,6 +52,7 @@ class Boot:
     iommu: bool = True
     memory: int = 1024 * MIB
     cpus: int = 1
+    cpu: str = "max"  # the model. The kernel forwards between root ports of processors that it knows to be able to
     modules: tuple[str, ...] = ()
     append: str = ""
     # Seconds without the end or the start of a test after which the guest counts as hung.
@@ -93,6 +94,8 @@ BOOTS = (
         "a kernel that checks locks, DMA mappings and lists: killed processes, hung commands, removal",
         "debug",
         (TWO, BROKEN, LOOSE),
+        peer="port",
+        cpu="EPYC",
         memory=1536 * MIB,
         patience=400.0,
     ),
@@ -112,7 +115,7 @@ BOOTS = (
             "test_comes_after_that": "missing",
         },
     ),
-    Boot("noiommu", "a machine without IOMMU", "iommufd", (TWO,), iommu=False),
+    Boot("noiommu", "a machine without IOMMU", "iommufd", (TWO, PEERED), peer="switch", iommu=False),
 )
 
 

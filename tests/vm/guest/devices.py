@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from host import Host
+from host import JOB, Host
 
 PCI = Path("/sys/bus/pci")
 ROOT_BUS = Path("/sys/devices/pci0000:00")
@@ -29,6 +29,14 @@ def wait_for(what: str, poll: Callable[[], T | None], seconds: float = 20.0) -> 
         if time.monotonic() > deadline:
             raise AssertionError(f"{what}: not within {seconds:.0f} s")
         time.sleep(0.02)
+
+
+def load(driver: str) -> None:
+    """Has the kernel know a driver: one of its own modules, or ugds_drv, which the host built for it."""
+    if (PCI / "drivers" / driver).exists():
+        return
+    ours = JOB / f"{driver}.ko"
+    subprocess.run(["insmod", ours] if ours.exists() else ["modprobe", driver], check=True)
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,7 @@ class PciDevice:
         if self.driver == driver:
             return
         self.unbind()
-        if not (PCI / "drivers" / driver).exists():
-            subprocess.run(["modprobe", driver], check=True)
+        load(driver)
         (self.folder / "driver_override").write_text(driver)
         (PCI / "drivers_probe").write_text(self.address)
         if self.driver != driver:
