@@ -19,7 +19,9 @@ import devices
 import kernel_log
 import pytest
 from devices import Controller, PciDevice
+from drv import DrvFile, node_of
 from host import JOB, Host
+from small_nvme import SmallNvme
 
 BOOT = os.environ.get("UGDS_VM_BOOT", "")
 LIMIT = 90.0
@@ -191,6 +193,44 @@ def vfio(machine: dict[str, Any], controllers: dict[str, Controller]) -> Callabl
         return controllers[name]
 
     return give
+
+
+@pytest.fixture
+def drv(controllers: dict[str, Controller]) -> Iterator[Callable[[str], Controller]]:
+    """A controller by its name, given to ugds_drv; taken from it at the end of the test."""
+    if (reason := JOB / "no-module").exists():
+        pytest.skip(reason.read_text())
+    given: list[Controller] = []
+
+    def give(name: str) -> Controller:
+        controllers[name].bind("ugds_drv")
+        given.append(controllers[name])
+        return controllers[name]
+
+    yield give
+    for controller in given:
+        if controller.present:
+            controller.unbind()
+
+
+@pytest.fixture
+def open_drv(drv: Callable[[str], Controller]) -> Iterator[Callable[[str], DrvFile]]:
+    """Opens the node of a controller, by its name. It is closed at the end of the test."""
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(DrvFile(node_of(drv(name))))
+
+
+@pytest.fixture
+def drive(open_drv: Callable[[str], DrvFile]) -> Iterator[Callable[..., SmallNvme]]:
+    """Enables a controller, by its name, through ugds_drv: `drive("two")` has an admin queue and one for I/O."""
+    with ExitStack() as stack:
+
+        def start(name: str, **options: Any) -> SmallNvme:
+            nvme = SmallNvme(open_drv(name), **options)
+            stack.callback(nvme.close)
+            return nvme
+
+        yield start
 
 
 @pytest.fixture
