@@ -160,7 +160,7 @@ class Refused(OSError):
         super().__init__(code, f"{type(request).__name__}: {os.strerror(code)}, because of: {self.reason}")
 
 
-class Pages:
+class Pages(Sequence[int]):
     """What a mapping gave: the DMA address of each page, and its token."""
 
     def __init__(self, count: int) -> None:
@@ -168,8 +168,8 @@ class Pages:
         self.token = 0
         self.answer: Any = None
 
-    def __getitem__(self, number: int) -> int:
-        return int(self.addresses[number])
+    def __getitem__(self, number: Any) -> Any:
+        return self.addresses[number]
 
     def __len__(self) -> int:
         return len(self.addresses)

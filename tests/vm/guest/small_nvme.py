@@ -101,11 +101,11 @@ class SmallNvme:
         end = time.monotonic() + seconds
         at = PAGE + ring.head * 16
         while True:
-            (_, _, _, identifier, status) = struct.unpack_from("<IIIHH", ring.area.memory, at)
-            if status & 1 == ring.phase:
+            if ring.area.memory[at + 14] & 1 == ring.phase:  # before the rest is looked at
                 break
             if time.monotonic() > end:
                 raise Late
+        identifier, status = struct.unpack_from("<HH", ring.area.memory, at + 12)
         ring.head = (ring.head + 1) % ENTRIES
         ring.phase ^= ring.head == 0
         self.write32(DOORBELLS + (2 * ring.number + 1) * self.stride, ring.head)
