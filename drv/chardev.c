@@ -21,13 +21,13 @@ static int may_open(struct ugds_device *ud)
 /* A controller that has stopped, and may reach memory from now on. */
 static int start(struct ugds_device *ud)
 {
-	u64 generation = ugds_master_off(ud);
+	u64 generation;
 	u32 method;
 	int ret;
 
-	ret = ugds_fault("open_stop");
+	ret = ugds_stop(ud, false, &method, &generation);
 	if (!ret)
-		ret = ugds_stop(ud, false, &method);
+		ret = ugds_fault("open_stop");
 	if (ret)
 		return ret;
 	/* Nothing of an earlier file's can be meant by what wedged it. */
@@ -96,6 +96,7 @@ static int ugds_release(struct inode *inode, struct file *filp)
 {
 	struct ugds_file *file = filp->private_data;
 	struct ugds_device *ud = file->ud;
+	u64 generation;
 	u32 method;
 
 	mutex_lock(&ud->lock);
@@ -104,7 +105,7 @@ static int ugds_release(struct inode *inode, struct file *filp)
 		 * Without bus mastering nothing is reached, even by one that
 		 * does not stop. It cannot be opened again until it does.
 		 */
-		ugds_stop(ud, false, &method);
+		ugds_stop(ud, false, &method, &generation);
 		ugds_dismantle(file);
 		ugds_event_off(ud);
 		ud->file = NULL;

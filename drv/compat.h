@@ -47,6 +47,18 @@ static inline void ugds_signal(struct eventfd_ctx *event)
 #define UGDS_IMPORT_DMA_BUF MODULE_IMPORT_NS("DMA_BUF")
 #endif
 
+/*
+ * UGDS_INVALIDATE_MAPPINGS (Kbuild): an importer's callback has that name, and
+ * may be left out by an importer that wants the memory to stay; an exporter can
+ * tell, and refuse. UGDS_ANY_MAY_REVOKE: exporters revoke that know no moving.
+ */
+#if defined(UGDS_INVALIDATE_MAPPINGS) || \
+	LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#define UGDS_ANY_MAY_REVOKE true
+#else
+#define UGDS_ANY_MAY_REVOKE false
+#endif
+
 /* Whether a device can raise no interrupt but its own. */
 static inline bool ugds_isolated_msi(struct device *dev,
 				     struct iommu_group *group)

@@ -46,14 +46,24 @@ static void disable(struct ugds_device *ud)
 }
 
 /*
+ * Ends all DMA now. The controller is told first, so that it ends its commands
+ * for that reason, and not because memory does not answer: QEMU's never lets go
+ * of a command that met bus mastering off.
+ */
+static void end_dma(struct ugds_device *ud)
+{
+	disable(ud);
+	master_off(ud);
+}
+
+/*
  * Ends all DMA now, and says that it did. What a DMA-BUF's owner calls in the
  * end: under its reservation lock, so this waits for nobody.
  */
 void ugds_wedge(struct ugds_device *ud, u32 state, u32 cause)
 {
 	mutex_lock(&ud->command_lock);
-	master_off(ud);
-	disable(ud);
+	end_dma(ud);
 	spin_lock(&ud->state_lock);
 	ud->generation++;
 	if (ud->state != UGDS_DRV_STATE_GONE) {
@@ -64,18 +74,6 @@ void ugds_wedge(struct ugds_device *ud, u32 state, u32 cause)
 		ugds_signal(ud->event);
 	spin_unlock(&ud->state_lock);
 	mutex_unlock(&ud->command_lock);
-}
-
-/* Gives the generation of what has happened until then. */
-u64 ugds_master_off(struct ugds_device *ud)
-{
-	u64 generation;
-
-	mutex_lock(&ud->command_lock);
-	master_off(ud);
-	generation = ud->generation;
-	mutex_unlock(&ud->command_lock);
-	return generation;
 }
 
 /*
@@ -140,17 +138,19 @@ static int reset_function(struct ugds_device *ud)
 
 /*
  * Makes the controller stop, with bus mastering off and left so. 0 if it is
- * known to have: `method` says by what.
+ * known to have: `method` says by what. `generation` is of what had happened
+ * when this began.
  */
-int ugds_stop(struct ugds_device *ud, bool with_flr, u32 *method)
+int ugds_stop(struct ugds_device *ud, bool with_flr, u32 *method,
+	      u64 *generation)
 {
 	bool stopped;
 
 	lockdep_assert_held(&ud->lock);
 	*method = 0;
 	mutex_lock(&ud->command_lock);
-	master_off(ud);
-	disable(ud);
+	end_dma(ud);
+	*generation = ud->generation;
 	mutex_unlock(&ud->command_lock);
 	stopped = wait_for_disabled(ud);
 	if (stopped)
@@ -179,11 +179,10 @@ int ugds_request_reset(struct ugds_file *file, void *request, u32 *reason,
 	}
 	reset->stopped = 0;
 	reset->method = 0;
-	generation = ugds_master_off(ud);
-	ret = ugds_fault("reset_stop");
+	ret = ugds_stop(ud, reset->flags & UGDS_DRV_RESET_WITH_FLR,
+			&reset->method, &generation);
 	if (!ret)
-		ret = ugds_stop(ud, reset->flags & UGDS_DRV_RESET_WITH_FLR,
-				&reset->method);
+		ret = ugds_fault("reset_stop");
 	if (ret) {
 		ugds_wedge(ud, UGDS_DRV_STATE_WEDGED,
 			   UGDS_DRV_REASON_NOT_STOPPED);

@@ -121,9 +121,9 @@ void ugds_dismantle(struct ugds_file *file);
 
 /* controller.c: stopping it, and keeping it stopped */
 void ugds_wedge(struct ugds_device *ud, u32 state, u32 cause);
-int ugds_stop(struct ugds_device *ud, bool with_flr, u32 *method);
+int ugds_stop(struct ugds_device *ud, bool with_flr, u32 *method,
+	      u64 *generation);
 bool ugds_go(struct ugds_device *ud, u64 generation);
-u64 ugds_master_off(struct ugds_device *ud);
 int ugds_request_reset(struct ugds_file *file, void *request, u32 *reason,
 		       struct ugds_mapping **made);
 

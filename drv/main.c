@@ -200,6 +200,7 @@ put:
 static void ugds_remove(struct pci_dev *pdev)
 {
 	struct ugds_device *ud = pci_get_drvdata(pdev);
+	u64 generation;
 	u32 method;
 
 	cdev_device_del(&ud->cdev, &ud->dev);
@@ -208,7 +209,7 @@ static void ugds_remove(struct pci_dev *pdev)
 	ugds_wedge(ud, UGDS_DRV_STATE_GONE, UGDS_DRV_REASON_REMOVED);
 	if (ud->file)
 		ugds_registers_away(ud->file);
-	ugds_stop(ud, false, &method);
+	ugds_stop(ud, false, &method, &generation);
 	if (ud->file)
 		ugds_dismantle(ud->file);
 	ud->file = NULL;

@@ -29,6 +29,7 @@ struct import {
 	struct dma_buf *dmabuf;
 	struct dma_buf_attachment *attachment;
 	enum dma_data_direction direction;
+	bool stays;			/* the exporter has to leave it there */
 
 	/* Under the reservation lock. */
 	bool pinned;
@@ -52,11 +53,19 @@ static void taken_back(struct dma_buf_attachment *attachment)
 	ugds_forget_translations(import->ud);
 }
 
-static const struct dma_buf_attach_ops importer_ops = {
+static const struct dma_buf_attach_ops revocable_ops = {
 	.allow_peer2peer = true,
 #ifdef UGDS_INVALIDATE_MAPPINGS
 	.invalidate_mappings = taken_back,
 #else
+	.move_notify = taken_back,
+#endif
+};
+
+/* Of an importer whose memory has to stay. Older kernels want a callback. */
+static const struct dma_buf_attach_ops staying_ops = {
+	.allow_peer2peer = true,
+#ifndef UGDS_INVALIDATE_MAPPINGS
 	.move_notify = taken_back,
 #endif
 };
@@ -89,21 +98,36 @@ static const struct ugds_mapping_ops import_ops = {
 	.release = release,
 };
 
+static struct dma_buf_attachment *
+try_attach(struct import *import, const struct dma_buf_attach_ops *ops)
+{
+	return dma_buf_dynamic_attach(import->dmabuf, &import->ud->pdev->dev,
+				      ops, import);
+}
+
 static int attach(struct import *import, u32 *reason)
 {
-	struct dma_buf_attachment *made;
+	struct dma_buf_attachment *made, *other;
 
 	*reason = UGDS_DRV_REASON_ATTACH;
 	if (ugds_fault("dmabuf_attach"))
 		return -EUCLEAN;
-	made = dma_buf_dynamic_attach(import->dmabuf,
-				      &import->ud->pdev->dev, &importer_ops,
-				      import);
-	if (IS_ERR(made))
+	made = try_attach(import, import->stays ? &staying_ops :
+						  &revocable_ops);
+	if (!IS_ERR(made)) {
+		import->attachment = made;
+		*reason = UGDS_DRV_REASON_NONE;
+		return 0;
+	}
+	if (!import->stays)
 		return PTR_ERR(made);
-	import->attachment = made;
-	*reason = UGDS_DRV_REASON_NONE;
-	return 0;
+	/* Is it that, or would it not have us at all? */
+	other = try_attach(import, &revocable_ops);
+	if (IS_ERR(other))
+		return PTR_ERR(made);
+	dma_buf_detach(import->dmabuf, other);
+	*reason = UGDS_DRV_REASON_CANNOT_PIN;
+	return -EOPNOTSUPP;
 }
 
 /* Waits until earlier work on the memory is done, for a while. */
@@ -124,29 +148,34 @@ static int wait(struct import *import, enum dma_resv_usage usage, u32 *reason)
 	return 0;
 }
 
-/* Whether the memory may be taken back, once this has been done. */
+/* What keeps the memory in its place, or that nothing does. */
 static int hold(struct import *import, struct ugds_drv_map_dmabuf *wish,
 		u32 *reason)
 {
 	bool movable = dma_buf_is_dynamic(import->dmabuf);
 	int ret;
 
-	wish->holding = movable ? UGDS_DRV_HOLDING_REVOCABLE :
-				  UGDS_DRV_HOLDING_STATIC;
-	if (movable && !IS_ENABLED(CONFIG_DMABUF_MOVE_NOTIFY))
-		wish->holding = UGDS_DRV_HOLDING_PINNED; /* by the framework */
-	if (!movable || import->ud->translated ||
-	    (wish->flags & UGDS_DRV_DMABUF_ALLOW_REVOCABLE))
-		return 0;
-	ret = ugds_fault("dmabuf_pin");
-	if (!ret)
-		ret = dma_buf_pin(import->attachment);
-	if (ret) {
-		*reason = UGDS_DRV_REASON_CANNOT_PIN;
-		return ret == -EUCLEAN ? ret : -EOPNOTSUPP;
+	if (import->stays) {
+		ret = ugds_fault("dmabuf_pin");
+		if (!ret)
+			ret = dma_buf_pin(import->attachment);
+		if (ret) {
+			*reason = UGDS_DRV_REASON_CANNOT_PIN;
+			return ret == -EUCLEAN ? ret : -EOPNOTSUPP;
+		}
+		import->pinned = true;
+		wish->holding = movable ? UGDS_DRV_HOLDING_PINNED :
+					  UGDS_DRV_HOLDING_STATIC;
+	} else if (UGDS_ANY_MAY_REVOKE) {
+		wish->holding = UGDS_DRV_HOLDING_REVOCABLE;
+	} else if (!movable) {
+		wish->holding = UGDS_DRV_HOLDING_STATIC;
+	} else {
+		/* Without that option the framework pins for every importer. */
+		wish->holding = IS_ENABLED(CONFIG_DMABUF_MOVE_NOTIFY) ?
+				UGDS_DRV_HOLDING_REVOCABLE :
+				UGDS_DRV_HOLDING_PINNED;
 	}
-	import->pinned = true;
-	wish->holding = UGDS_DRV_HOLDING_PINNED;
 	return 0;
 }
 
@@ -310,6 +339,8 @@ int ugds_request_map_dmabuf(struct ugds_file *file, void *request, u32 *reason,
 		kfree(import);
 		return ret;
 	}
+	import->stays = !file->ud->translated &&
+			!(wish->flags & UGDS_DRV_DMABUF_ALLOW_REVOCABLE);
 	ret = check(wish, import, reason);
 	if (!ret)
 		ret = ugds_ledger_claim(file, &import->mapping, import->dmabuf,

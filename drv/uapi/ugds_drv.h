@@ -253,11 +253,13 @@ enum ugds_drv_placement {
 };
 
 enum ugds_drv_holding {
-	/* The exporter may take it away: that stops the controller, as above */
+	/* The exporter may take it away, which stops the controller. (What a
+	 * kernel's exporters never do is REVOCABLE, too, where it does not say)
+	 */
 	UGDS_DRV_HOLDING_REVOCABLE = 1,
 	/* The exporter was asked to keep it where it is, and does */
 	UGDS_DRV_HOLDING_PINNED = 2,
-	/* The exporter knows no moving: it stays as long as it is mapped */
+	/* The exporter moves nothing: it stays as long as it is mapped */
 	UGDS_DRV_HOLDING_STATIC = 3,
 };
 

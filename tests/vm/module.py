@@ -14,21 +14,26 @@ import qemu
 from kernel import Kernel
 from qemu import Unavailable
 
+class Broken(Exception):
+    """The module does not build: what the compiler said."""
+
+
 SOURCES = ("*.c", "*.h", "uapi/*.h", "Kbuild", "Makefile")
 
 
 def build(chosen: Kernel, sources: Path, cache: Path) -> Path:
-    """The module's file, built again where a source has changed. Raises Unavailable with the reason."""
+    """The module's file, built again where a source has changed. Raises Unavailable with the reason why it cannot be
+    had, Broken where it is at fault."""
     if (make := qemu.which("make")) is None or qemu.which("gcc") is None:
         raise Unavailable("ugds_drv.ko cannot be built: install make and gcc")
     headers = headers_of(chosen, cache)
-    folder = cache / "drv" / chosen.version
+    folder = cache / "drv" / chosen.image.name
     copy_sources(sources, folder)
     command = [make, "-C", str(headers), f"M={folder}", "UGDS_DRV_FAULTS=1", "W=1", "KCFLAGS=-Werror", "modules"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     module = folder / "ugds_drv.ko"
     if done.returncode != 0 or not module.exists():
-        raise AssertionError(f"ugds_drv.ko does not build for {chosen.version}:\n{done.stdout}{done.stderr}")
+        raise Broken(f"ugds_drv.ko does not build for {chosen.version}:\n{done.stdout}{done.stderr}")
     return module
 
 

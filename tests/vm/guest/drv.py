@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from devices import PciDevice
+from devices import PciDevice, wait_for
 
 API_VERSION = 1
 PAGE = 4096
@@ -264,9 +264,13 @@ def address_of(memory: mmap.mmap) -> int:
 
 
 def node_of(device: PciDevice) -> Path:
-    """The node of a device that ugds_drv has."""
-    (found,) = (device.folder / "ugds_drv").iterdir()
-    return Path("/dev", found.name)
+    """The node of a device that ugds_drv has, once it has made it."""
+
+    def look() -> Path | None:
+        nodes = [Path("/dev", folder.name) for folder in device.folder.glob("ugds_drv/*")]
+        return next((node for node in nodes if node.exists()), None)
+
+    return wait_for(f"the node of {device.name}", look)
 
 
 def points() -> list[str]:
