@@ -93,8 +93,11 @@ class SmallNvme:
         entry += struct.pack("<6I", *words, *[0] * (6 - len(words)))
         ring.area.memory[ring.tail * 64 : ring.tail * 64 + 64] = entry
         ring.tail = (ring.tail + 1) % ENTRIES
-        self.write32(DOORBELLS + 2 * ring.number * self.stride, ring.tail)
+        self.ring(ring)
         return ring.next_id
+
+    def ring(self, ring: Ring) -> None:
+        self.write32(DOORBELLS + 2 * ring.number * self.stride, ring.tail)
 
     def reap(self, ring: Ring, seconds: float = 20.0) -> int:
         """Waits for one completion and gives its identifier. Raises Late, or Failed with its status."""
