@@ -81,10 +81,15 @@ static int pin_all(struct host *host, unsigned long address,
 	while (host->pinned < host->count) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		got = pin_user_pages_fast(address + host->pinned * PAGE_SIZE,
-					  min(host->count - host->pinned,
-					      CHUNK),
-					  how, pages + host->pinned);
+		/*
+		 * Not the fast way, which looks at pages alone: registers and
+		 * coherent memory are told by their VMA.
+		 */
+		got = pin_user_pages_unlocked(address +
+					      host->pinned * PAGE_SIZE,
+					      min(host->count - host->pinned,
+						  CHUNK),
+					      pages + host->pinned, how);
 		if (got <= 0)
 			return got ? got : -EFAULT;
 		host->pinned += got;

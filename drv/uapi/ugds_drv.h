@@ -74,7 +74,7 @@ enum ugds_drv_reason {
 	UGDS_DRV_REASON_NONE = 0,
 
 	/* What made a file WEDGED or GONE. */
-	/* The owner of a DMA-BUF, or the NVIDIA driver, took memory away. */
+	/* The owner of a DMA-BUF took memory away. */
 	UGDS_DRV_REASON_REVOKED = 1,
 	/* Someone reset the function by sysfs, or its bus. */
 	UGDS_DRV_REASON_SYSTEM_RESET = 2,
@@ -301,8 +301,8 @@ struct ugds_drv_map_dmabuf {
 /*
  * MAP_NVIDIA: pins GPU memory by the NVIDIA driver's peer-memory interface, for
  * drivers without DMA-BUF export. Address and length are multiples of 64 KiB.
- * `pages` are of 4 KiB as everywhere. The driver may revoke it (the memory is
- * freed, its process ends). Errors as MAP_HOST, and NOT_BUILT, EXPORTER.
+ * `pages` are of 4 KiB as everywhere. The driver keeps it until UNMAP. Errors as
+ * MAP_HOST, and NOT_BUILT, EXPORTER, PIECES.
  */
 struct ugds_drv_map_nvidia {
 	__u32 argsz;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds ugds_drv.ko, with its fault points, for the kernel of a boot. Debian's headers are its package; those of another
-kernel `bzImage-NAME` are `headers-NAME.tar.xz` beside it."""
+"""Builds ugds_drv.ko, with its fault points, for the kernel of a boot. Debian's headers are its package; those of
+another kernel `bzImage-NAME` are `headers-NAME.tar.xz` beside it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import qemu
 from kernel import Kernel
 from qemu import Unavailable
+
 
 class Broken(Exception):
     """The module does not build: what the compiler said."""

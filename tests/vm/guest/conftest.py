@@ -19,9 +19,10 @@ import devices
 import kernel_log
 import pytest
 from devices import Controller, PciDevice
-from drv import DrvFile, node_of
 from host import JOB, Host
 from small_nvme import SmallNvme
+
+from drv import DrvFile, node_of
 
 BOOT = os.environ.get("UGDS_VM_BOOT", "")
 LIMIT = 90.0

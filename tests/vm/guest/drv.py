@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of ugds_drv.ko (drv/uapi/ugds_drv.h), as a test calls it: a file of a node, its requests and mappings."""
+"""The interface of ugds_drv.ko (drv/uapi/ugds_drv.h) as a test calls it: a file of a node, its requests, its mappings."""
 
 from __future__ import annotations
 
@@ -221,9 +221,7 @@ class DrvFile:
         pages.token = pages.answer.token
         return pages
 
-    def map_dmabuf(
-        self, fd: int, length: int, offset: int = 0, access: int = READ_WRITE, flags: int = 0
-    ) -> Pages:
+    def map_dmabuf(self, fd: int, length: int, offset: int = 0, access: int = READ_WRITE, flags: int = 0) -> Pages:
         pages = Pages(max(length // PAGE, 1))
         where = ctypes.addressof(pages.addresses)
         request = MapDmabuf(flags=flags, offset=offset, length=length, pages=where, fd=fd, access=access)

@@ -11,12 +11,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import drv as api
 import pytest
 from devices import Controller, load
-from drv import PAGE, DrvFile, refused_with
 from host import Host
 from small_nvme import CC, CSTS, SmallNvme
+
+import drv as api
+from drv import PAGE, DrvFile, refused_with
 
 Give = Callable[[str], Controller]
 Open = Callable[[str], DrvFile]

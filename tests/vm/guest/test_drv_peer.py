@@ -2,8 +2,8 @@
 """Peer memory through ugds_drv: vfio-pci exports the BAR that stands for a GPU's memory, the module imports it for a
 controller, and takes it away from it when the exporter does. The host has the last word on the bytes.
 
-Which ways there are between two devices, the kernel decides: below one switch; or through the host bridge, of processors
-that are known to forward (the boot `debug` has one, `iommufd` has not)."""
+Which ways there are between two devices, the kernel decides: below one switch; or through the host bridge, of
+processors that are known to forward (the boot `debug` has one, `iommufd` has not)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import drv as api
 import pytest
 from devices import Controller, PciDevice
-from drv import PAGE, DrvFile, Pages, failing, node_of, refused_with
 from host import Host
 from small_nvme import READ, Late, SmallNvme
 from test_drv_setup import dma_buf, traces
 from vfio_function import VfioFunction
+
+import drv as api
+from drv import PAGE, DrvFile, Pages, failing, node_of, refused_with
 
 Give = Callable[[str], Controller]
 Open = Callable[[str], DrvFile]
@@ -337,7 +338,7 @@ def test_host_memory_stays_where_it_is_without_translation(
 @pytest.mark.boot("iommufd")
 def test_below_one_switch_behind_an_iommu(open_drv: Open, peer: PciDevice) -> None:
     """The address is one of the bus, which the switch forwards before the IOMMU sees it; or the switch is told to send
-    everything up, and then the host bridge would have to forward. (QEMU's switch forwards nothing, so no byte is moved.)"""
+    everything up, and then the host bridge would have to forward. QEMU's switch forwards nothing: no byte is moved."""
     file = open_drv("peered")
     with exported(peer) as (_, fd):
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller leaves, or its client is killed, while ugds_drv has it open: nobody is left waiting, no memory is written
-late, and the next opening works."""
+"""A controller leaves, or its client is killed, while ugds_drv has it open: nobody is left waiting, no memory is
+written late, and the next opening works."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import drv as api
 import pytest
-from devices import Controller, wait_for
-from drv import PAGE, DrvFile, node_of, refused_with
+from devices import Controller
 from host import Host
 from small_nvme import CSTS, READ, SmallNvme
+
+import drv as api
+from drv import PAGE, DrvFile, node_of, refused_with
 
 Give = Callable[[str], Controller]
 Open = Callable[[str], DrvFile]
@@ -59,9 +60,7 @@ def must_be_gone(file: DrvFile, nvme: SmallNvme, area: api.Coherent, event: int)
 
 @pytest.mark.parametrize("how", ["unplug", "unbind"])
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_controller_leaves_while_it_is_open(
-    host: Host, loose: Controller, slow: Slow, how: str, busy: bool
-) -> None:
+def test_a_controller_leaves_while_it_is_open(host: Host, loose: Controller, slow: Slow, how: str, busy: bool) -> None:
     file = DrvFile(node_of(loose))
     event = os.eventfd(0, os.EFD_NONBLOCK)
     file.interrupts(event, event)
@@ -130,9 +129,8 @@ def client(node: Path, memory: mmap.mmap, ready: int) -> None:
 
 
 @pytest.mark.limit(300)
-def test_a_hundred_killed_clients_leave_a_controller_that_writes_nowhere(
-    host: Host, drv: Give, machine: dict
-) -> None:
+@pytest.mark.boot("debug")
+def test_a_hundred_killed_clients_leave_a_controller_that_writes_nowhere(host: Host, drv: Give, machine: dict) -> None:
     node = node_of(drv("two"))
     host.write_image("two1", 0, b"\x42" * 64 * KIB)
     random_ = random.Random(7)

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import drv as api
 import pytest
 from devices import Controller
-from drv import PAGE, DrvFile, address_of, failing, node_of
 from host import Host
 from small_nvme import SmallNvme
+
+import drv as api
+from drv import PAGE, DrvFile, address_of, failing, node_of
 
 Give = Callable[[str], Controller]
 KIB, MIB = 1 << 10, 1 << 20
