@@ -41,6 +41,25 @@ static inline void ugds_signal(struct eventfd_ctx *event)
 #endif
 }
 
+/*
+ * Pins pages of this process. Not by the fast way, which looks at pages alone:
+ * registers and coherent memory are told by their VMA.
+ */
+static inline long ugds_pin(unsigned long address, unsigned long count,
+			    unsigned int how, struct page **pages)
+{
+	long got;
+
+	mmap_read_lock(current->mm);
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 5, 0)
+	got = pin_user_pages(address, count, how, pages, NULL);
+#else
+	got = pin_user_pages(address, count, how, pages);
+#endif
+	mmap_read_unlock(current->mm);
+	return got;
+}
+
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 13, 0)
 #define UGDS_IMPORT_DMA_BUF MODULE_IMPORT_NS(DMA_BUF)
 #else

@@ -74,22 +74,16 @@ static int pin_all(struct host *host, unsigned long address,
 		   struct page **pages)
 {
 	unsigned int how = FOLL_LONGTERM;
-	int got;
+	long got;
 
 	if (host->direction != DMA_TO_DEVICE)
 		how |= FOLL_WRITE;
 	while (host->pinned < host->count) {
 		if (fatal_signal_pending(current))
 			return -EINTR;
-		/*
-		 * Not the fast way, which looks at pages alone: registers and
-		 * coherent memory are told by their VMA.
-		 */
-		got = pin_user_pages_unlocked(address +
-					      host->pinned * PAGE_SIZE,
-					      min(host->count - host->pinned,
-						  CHUNK),
-					      pages + host->pinned, how);
+		got = ugds_pin(address + host->pinned * PAGE_SIZE,
+			       min(host->count - host->pinned, CHUNK), how,
+			       pages + host->pinned);
 		if (got <= 0)
 			return got ? got : -EFAULT;
 		host->pinned += got;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of ugds_drv.ko (drv/uapi/ugds_drv.h) as a test calls it: a file of a node, its requests, its mappings."""
+"""The interface of ugds_drv.ko (drv/uapi/ugds_drv.h) as a test calls it: files, requests, mappings."""
 
 from __future__ import annotations
 
