@@ -30,8 +30,12 @@ static int start(struct ugds_device *ud)
 		ret = ugds_fault("open_stop");
 	if (ret)
 		return ret;
+	ugds_vectors_on(ud);
 	/* Nothing of an earlier file's can be meant by what wedged it. */
-	return ugds_go(ud, generation) ? 0 : -EAGAIN;
+	if (ugds_go(ud, generation))
+		return 0;
+	ugds_vectors_off(ud);
+	return -EAGAIN;
 }
 
 static struct ugds_file *make_file(struct ugds_device *ud, struct file *filp)
@@ -90,6 +94,7 @@ void ugds_dismantle(struct ugds_file *file)
 {
 	ugds_interrupts_off(file);
 	ugds_ledger_release_all(file);
+	ugds_vectors_off(file->ud);
 }
 
 static int ugds_release(struct inode *inode, struct file *filp)

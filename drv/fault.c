@@ -37,7 +37,6 @@ static const char *const names[] = {
 	"dmabuf_addresses",
 	"dmabuf_token",
 	"irq_table",
-	"irq_vectors",
 	"irq_eventfd",
 	"irq_request",
 	"event_eventfd",

@@ -52,7 +52,7 @@ struct ugds_device {
 	u8 __iomem *registers;		/* CAP to CSTS */
 	resource_size_t bar_start;
 	resource_size_t bar_size;
-	int vectors;
+	int msix;			/* vectors that the function has */
 	int dma_bits;
 	bool flr;
 	bool translated;		/* an IOMMU has a table of its own for it */
@@ -63,6 +63,7 @@ struct ugds_device {
 	struct ugds_file *file;		/* the one that has it open */
 	bool gone;
 	u64 last_token;
+	u32 vectors;			/* that the open file may use */
 
 	struct mutex command_lock;	/* the command register */
 	spinlock_t state_lock;		/* the rest */
@@ -171,6 +172,8 @@ int ugds_request_interrupts(struct ugds_file *file, void *request, u32 *reason,
 			    struct ugds_mapping **made);
 int ugds_request_event(struct ugds_file *file, void *request, u32 *reason,
 		       struct ugds_mapping **made);
+void ugds_vectors_on(struct ugds_device *ud);
+void ugds_vectors_off(struct ugds_device *ud);
 void ugds_interrupts_off(struct ugds_file *file);
 void ugds_event_off(struct ugds_device *ud);
 

@@ -21,27 +21,26 @@ static irqreturn_t deliver(int irq, void *context)
 }
 
 /*
- * The PCI core writes the command register when it turns MSI-X on or off, from
- * what it read before; bus mastering must not change in between.
+ * All vectors that can be had, for as long as the file is open. The PCI core
+ * writes the command register when it turns MSI-X on or off, from what it read
+ * before, and an owner's call turns bus mastering off at any moment; so both
+ * are done while it is off anyway, and nothing is imported.
  */
-static int enable_vectors(struct ugds_device *ud, u32 count)
+void ugds_vectors_on(struct ugds_device *ud)
 {
-	int ret;
+	int got = 0;
 
-	ret = ugds_fault("irq_vectors");
-	if (ret)
-		return ret;
-	mutex_lock(&ud->command_lock);
-	ret = pci_alloc_irq_vectors(ud->pdev, count, count, PCI_IRQ_MSIX);
-	mutex_unlock(&ud->command_lock);
-	return ret < 0 ? ret : 0;
+	if (ud->msix)
+		got = pci_alloc_irq_vectors(ud->pdev, 1, ud->msix,
+					    PCI_IRQ_MSIX);
+	ud->vectors = max(got, 0);
 }
 
-static void disable_vectors(struct ugds_device *ud)
+void ugds_vectors_off(struct ugds_device *ud)
 {
-	mutex_lock(&ud->command_lock);
-	pci_free_irq_vectors(ud->pdev);
-	mutex_unlock(&ud->command_lock);
+	if (ud->vectors)
+		pci_free_irq_vectors(ud->pdev);
+	ud->vectors = 0;
 }
 
 void ugds_interrupts_off(struct ugds_file *file)
@@ -59,7 +58,6 @@ void ugds_interrupts_off(struct ugds_file *file)
 		if (vector->event)
 			eventfd_ctx_put(vector->event);
 	}
-	disable_vectors(ud);
 	kvfree(file->vector);
 	file->vector = NULL;
 	file->vector_count = 0;
@@ -106,7 +104,7 @@ int ugds_request_interrupts(struct ugds_file *file, void *request, u32 *reason,
 	s32 __user *from = u64_to_user_ptr(wish->eventfds);
 	struct ugds_device *ud = file->ud;
 	u32 i;
-	int ret;
+	int ret = 0;
 
 	ugds_interrupts_off(file);
 	if (!wish->count)
@@ -121,13 +119,6 @@ int ugds_request_interrupts(struct ugds_file *file, void *request, u32 *reason,
 				GFP_KERNEL_ACCOUNT);
 	if (!file->vector)
 		return -ENOMEM;
-	*reason = UGDS_DRV_REASON_VECTORS;
-	ret = enable_vectors(ud, wish->count);
-	if (ret) {
-		kvfree(file->vector);
-		file->vector = NULL;
-		return ret;
-	}
 	*reason = UGDS_DRV_REASON_NONE;
 	file->vector_count = wish->count;
 	for (i = 0; i < wish->count && !ret; i++) {

@@ -137,7 +137,7 @@ static void look_at(struct ugds_device *ud)
 {
 	int vectors = pci_msix_vec_count(ud->pdev);
 
-	ud->vectors = max(vectors, 0);
+	ud->msix = max(vectors, 0);
 	ud->flr = !pcie_reset_flr(ud->pdev, PCI_RESET_PROBE);
 	ud->translated = ugds_is_translated(ud->pdev);
 }
@@ -274,6 +274,9 @@ static pci_ers_result_t ugds_error_detected(struct pci_dev *pdev,
 static pci_ers_result_t ugds_slot_reset(struct pci_dev *pdev)
 {
 	pci_restore_state(pdev);
+	/* Whatever was restored: nothing moves until the owner's reset. */
+	ugds_wedge(pci_get_drvdata(pdev), UGDS_DRV_STATE_WEDGED,
+		   UGDS_DRV_REASON_PCI_ERROR);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 

@@ -133,8 +133,8 @@ enum ugds_drv_reason {
 	UGDS_DRV_REASON_NOT_PEER = 34,
 	/* It was revoked while it was being mapped. ESTALE */
 	UGDS_DRV_REASON_STALE = 35,
-	/* More interrupts than the function has. EINVAL; or none were free:
-	 * ENOSPC
+	/* More interrupts than GET_INFO tells. EINVAL; or the kernel had none
+	 * left for it. Its error
 	 */
 	UGDS_DRV_REASON_VECTORS = 36,
 	/* The kernel or the module was built without it. EOPNOTSUPP */
@@ -174,7 +174,7 @@ struct ugds_drv_info {
 	__u32 pci_domain;
 	__u32 pci_address;		/* bus << 8 | device << 3 | function */
 	__u32 state;			/* enum ugds_drv_state, now */
-	__u32 vectors;			/* MSI-X vectors; 0: it has none */
+	__u32 vectors;			/* MSI-X vectors to be had; or 0 */
 	__u64 bar_size;			/* of BAR0, in bytes */
 	__u64 bar_offset;		/* for mmap */
 	__u32 dma_bits;			/* of an address; 64 as a rule */

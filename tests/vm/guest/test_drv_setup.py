@@ -157,12 +157,14 @@ def test_every_step_that_fails_is_undone(drv: Give) -> None:
         nvme.close()
 
 
-def scan() -> list[str]:
-    """Unreferenced objects that kmemleak finds. Twice: it reports what has not changed between two looks."""
+def scan() -> set[str]:
+    """What kmemleak finds that the module has allocated and lost. Twice: it reports what has not changed between two
+    looks. Linux 7.2 itself loses the list of each mapping of vfio-pci's DMA-BUFs (dma_buf_free_sgt)."""
     for _ in range(2):
         LEAKS.write_text("scan")
         time.sleep(0.1)
-    return [line for line in LEAKS.read_text().splitlines() if line.startswith("unreferenced")]
+    found = LEAKS.read_text().split("unreferenced object ")[1:]
+    return {text for text in found if "[ugds_drv]" in text and "dma_buf_phys_vec_to_sgt" not in text}
 
 
 def cycle(node: Path, memory: mmap.mmap, number: int) -> None:
@@ -193,21 +195,22 @@ def cycle(node: Path, memory: mmap.mmap, number: int) -> None:
 
 
 @pytest.mark.limit(300)
+@pytest.mark.tolerates("kmemleak")
 @pytest.mark.boot("debug")
 def test_a_hundred_cycles_leave_nothing_behind(drv: Give) -> None:
     node, memory = node_of(drv("two")), mmap.mmap(-1, MIB)
     cycle(node, memory, 0)
-    before, known = traces(), scan()
+    before = traces()
     for number in range(1, 100):
         cycle(node, memory, number)
     assert traces() == before
-    assert scan() == known
+    time.sleep(6)  # kmemleak believes nothing that is younger
+    assert not scan()  # of this test, and of all before it in this boot
 
 
 @pytest.mark.boot("debug")
 @pytest.mark.provokes("kmemleak")
 def test_a_leak_would_be_seen(drv: Give) -> None:
-    known = len(scan())
     with DrvFile(node_of(drv("two"))) as file:
         memory = mmap.mmap(-1, MIB)
         pages = file.map_host(memory)
@@ -216,10 +219,9 @@ def test_a_leak_would_be_seen(drv: Give) -> None:
         for _ in range(8):  # what a stale register or stack still names is overwritten
             file.unmap(file.map_host(memory).token)
     end = time.monotonic() + 30
-    while len(found := scan()) <= known and time.monotonic() < end:
+    while not (found := scan()) and time.monotonic() < end:
         time.sleep(1)
-    assert len(found) > known
-    assert "ugds_drv" in LEAKS.read_text()
+    assert found
     LEAKS.write_text("clear")
 
 
