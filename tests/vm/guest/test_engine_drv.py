@@ -247,9 +247,8 @@ def exported(peer: PciDevice, *ranges: tuple[int, int]) -> Iterator[tuple[VfioFu
             os.close(fd)
 
 
-def test_what_no_way_leads_to_is_refused_with_the_reason(open_ssd: Open, peer: PciDevice, machine: Any) -> None:
-    if machine["boot"] == "debian":
-        pytest.skip("vfio of this kernel exports no DMA-BUF")
+@pytest.mark.boot("iommufd")
+def test_what_no_way_leads_to_is_refused_with_the_reason(open_ssd: Open, peer: PciDevice) -> None:
     with exported(peer) as (_, fd), open_ssd("coarse", "ugds_drv") as ssd:
         with pytest.raises(ugds.Error) as refused:
             ugds.register_dmabuf(fd, PEER_SIZE, devices=[ssd])
