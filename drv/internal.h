@@ -139,7 +139,8 @@ u64 ugds_peer_bytes(struct ugds_device *ud, const u64 *pages, u64 count,
 /* ledger.c */
 int ugds_check_range(u64 begin, u64 length, u32 *reason);
 int ugds_ledger_claim(struct ugds_file *file, struct ugds_mapping *mapping,
-		      const void *space, u64 begin, u64 length, u32 *reason);
+		      const void *space, u64 begin, u64 length,
+		      bool shared_ends, u32 *reason);
 void ugds_ledger_forget(struct ugds_file *file, struct ugds_mapping *mapping);
 int ugds_ledger_add(struct ugds_file *file, struct ugds_mapping *mapping);
 void ugds_ledger_release(struct ugds_file *file, struct ugds_mapping *mapping);

@@ -18,13 +18,24 @@ int ugds_check_range(u64 begin, u64 length, u32 *reason)
 	return 0;
 }
 
-/* Takes the range for the mapping, from now until ugds_ledger_forget(). */
+/*
+ * Takes the range for the mapping, from now until ugds_ledger_forget(); without
+ * its first and its last page, if others may have those.
+ */
 int ugds_ledger_claim(struct ugds_file *file, struct ugds_mapping *mapping,
-		      const void *space, u64 begin, u64 length, u32 *reason)
+		      const void *space, u64 begin, u64 length,
+		      bool shared_ends, u32 *reason)
 {
 	struct interval_tree_node *node;
-	u64 last = begin + length - 1;
+	u64 last;
 
+	if (shared_ends) {
+		if (length <= 2 * UGDS_DRV_PAGE_SIZE)
+			return 0;
+		begin += UGDS_DRV_PAGE_SIZE;
+		length -= 2 * UGDS_DRV_PAGE_SIZE;
+	}
+	last = begin + length - 1;
 	for (node = interval_tree_iter_first(&file->ranges, begin, last); node;
 	     node = interval_tree_iter_next(node, begin, last)) {
 		if (container_of(node, struct ugds_mapping, range)->space ==

@@ -344,7 +344,9 @@ int ugds_request_map_dmabuf(struct ugds_file *file, void *request, u32 *reason,
 	ret = check(wish, import, reason);
 	if (!ret)
 		ret = ugds_ledger_claim(file, &import->mapping, import->dmabuf,
-					wish->offset, wish->length, reason);
+					wish->offset, wish->length,
+					wish->flags &
+					UGDS_DRV_DMABUF_SHARED_ENDS, reason);
 	if (!ret)
 		ret = import_it(import, wish, reason);
 	if (!ret && copy_to_user(u64_to_user_ptr(wish->pages), import->pages,

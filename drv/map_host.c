@@ -225,7 +225,8 @@ int ugds_request_map_host(struct ugds_file *file, void *request, u32 *reason,
 	host->direction = direction;
 	host->count = wish->length >> PAGE_SHIFT;
 	ret = ugds_ledger_claim(file, &host->mapping, host->mm, wish->address,
-				wish->length, reason);
+				wish->length,
+				wish->flags & UGDS_DRV_MAP_SHARED_ENDS, reason);
 	if (!ret)
 		ret = account(host, reason);
 	if (!ret)

@@ -228,13 +228,16 @@ struct ugds_drv_alloc {
  * pages need no more. One whose CC.MPS is larger needs the caller to look.)
  *
  * The range may not overlap another of this process's that is mapped through
- * this file (OVERLAP). Errors besides: RANGE, LIMIT, MEMORY, UNPINNABLE, DMA,
+ * this file (OVERLAP), but for its first and its last page, if SHARED_ENDS says
+ * so: buffers that share no byte may share the page in which one ends and the
+ * next begins. Errors besides: RANGE, LIMIT, MEMORY, UNPINNABLE, DMA,
  * BOUNCED, ARRAY; EINTR for a fatal signal. After an error nothing is mapped;
  * `pages` may have been written.
  */
 struct ugds_drv_map_host {
 	__u32 argsz;
-	__u32 flags;			/* in: 0 */
+	__u32 flags;
+#define UGDS_DRV_MAP_SHARED_ENDS	_BITUL(0)
 	__u64 address;			/* in: multiple of the page size */
 	__u64 length;			/* in: multiple of the page size */
 	__u64 pages;			/* in: __u64[length / 4096] */
@@ -265,8 +268,9 @@ enum ugds_drv_holding {
 
 /*
  * MAP_DMABUF: imports a range of a DMA-BUF. `pages` as in MAP_HOST. The range
- * may not overlap another of the same DMA-BUF's (OVERLAP). The descriptor can
- * be closed afterwards. Waits at most 5 seconds for earlier work on the memory.
+ * may not overlap another of the same DMA-BUF's (OVERLAP), with SHARED_ENDS as
+ * in MAP_HOST. The descriptor can be closed afterwards. Waits at most 5 seconds
+ * for earlier work on the memory.
  *
  * Where no IOMMU translates a stale address would reach whoever has the memory
  * next, so the exporter has to pin it (CANNOT_PIN), unless ALLOW_REVOCABLE says
@@ -282,6 +286,7 @@ struct ugds_drv_map_dmabuf {
 /* Refuse (NOT_PEER) unless all of it is shown to be a peer's memory. */
 #define UGDS_DRV_DMABUF_REQUIRE_PEER	_BITUL(0)
 #define UGDS_DRV_DMABUF_ALLOW_REVOCABLE	_BITUL(1)
+#define UGDS_DRV_DMABUF_SHARED_ENDS	_BITUL(2)
 	__u64 offset;			/* in: multiple of the page size */
 	__u64 length;			/* in: multiple of the page size */
 	__u64 pages;			/* in: __u64[length / 4096] */

@@ -160,7 +160,10 @@ def topology(boot: Boot, images: Path, peer_file: Path) -> Topology:
 
 def device_words(controller: Controller) -> str:
     """What makes QEMU's controller, on the command line or by the monitor's device_add."""
+    # Shared: a device that was taken out may keep its drive, if only in QEMU's mind (guest/devices.py, `left`).
     words = f"nvme,id={controller.name},serial=uGDS-{controller.name},bus=port_{controller.name}"
+    if len(controller.namespaces) == 1:
+        words += ",share-rw=on"
     if controller.options:
         words += f",{controller.options}"
     if len(controller.namespaces) > 1:

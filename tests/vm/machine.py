@@ -100,7 +100,7 @@ def folders() -> Iterator[tuple[Path, Path]]:
 
 def job(boot: Boot, command: str) -> str:
     """The script that runs in the guest. It gets the path and the Python settings of this process and nothing else."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "FAKE_CUDA_LIBRARY") if name in os.environ}
     settings = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "UGDS_VM_BOOT": boot.name, **kept}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
     modules = [f"modprobe -a {' '.join(boot.modules)}"] if boot.modules else []

@@ -32,6 +32,8 @@ constexpr Trait traits[] = {
      [](double v) { settings().stream_words = v != 0; }},
     {"dmabuf", [] { return double(settings().dmabuf); }, [](double v) { settings().dmabuf = v != 0; }},
     {"dmabuf_pcie", [] { return double(settings().dmabuf_pcie); }, [](double v) { settings().dmabuf_pcie = v != 0; }},
+    {"dmabuf_descriptor", [] { return double(settings().dmabuf_descriptor); },
+     [](double v) { settings().dmabuf_descriptor = static_cast<int>(v); }},
     {"copy_bytes_per_second", [] { return settings().copy_bytes_per_second.load(); },
      [](double v) { settings().copy_bytes_per_second = v; }},
     {"copy_microseconds", [] { return settings().copy_microseconds.load(); },
