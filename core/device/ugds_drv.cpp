@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <utility>
 
 #include "base/error.hpp"
@@ -26,6 +27,10 @@
 namespace ugds::device {
 
 namespace {
+
+/// For how long a node may be to come: a second.
+constexpr int kNodeTries = 50;
+constexpr long kNodeWait = 20'000'000;
 
 /// A request's structure, with its size.
 template <class Request>
@@ -110,23 +115,34 @@ std::string address_of(const ugds_drv_info& info) {
   return text;
 }
 
-const std::string& node_of(const PciFunction& function, const Uri& uri) {
+/// The path of the node. A driver is named as a device's before it has set it up, so that the node may still be to
+/// come.
+std::string node_of(const PciFunction& function, const Uri& uri) {
   refuse_parameters(uri, false);
-  if (function.helper.empty()) {
+  PciFunction now = function;
+  for (int tries = 0; now.helper.empty() && tries < kNodeTries; ++tries) {
+    const timespec wait{0, kNodeWait};
+    nanosleep(&wait, nullptr);
+    now = find_nvme_function(function.address);
+  }
+  if (now.helper.empty()) {
     fail(ENODEV, "open", "ugds_drv made no node for " + function.address, "look at the kernel's log");
   }
-  return function.helper;
+  return "/dev/" + now.helper;
 }
 
 }  // namespace
 
 UgdsDrvDevice::UgdsDrvDevice(std::string text, const PciFunction& function, const Uri& uri)
-    : UgdsDrvDevice(std::move(text), open_node("/dev/" + node_of(function, uri)), "/dev/" + function.helper) {}
+    : UgdsDrvDevice(std::move(text), node_of(function, uri)) {}
+
+UgdsDrvDevice::UgdsDrvDevice(std::string text, const std::string& path)
+    : UgdsDrvDevice(std::move(text), open_node(path), path) {}
 
 UgdsDrvDevice::UgdsDrvDevice(std::string text, const Uri& uri)
     : UgdsDrvDevice(std::move(text), open_given(uri), uri.place) {}
 
-UgdsDrvDevice::UgdsDrvDevice(std::string text, Descriptor node, std::string path)
+UgdsDrvDevice::UgdsDrvDevice(std::string text, Descriptor node, const std::string& path)
     : uri_(std::move(text)), node_(std::move(node)) {
   greet(path);
 }

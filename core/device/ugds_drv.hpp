@@ -50,7 +50,8 @@ class UgdsDrvDevice final : public Device {
   bool release() noexcept override;
 
  private:
-  UgdsDrvDevice(std::string text, Descriptor node, std::string path);
+  UgdsDrvDevice(std::string text, const std::string& path);
+  UgdsDrvDevice(std::string text, Descriptor node, const std::string& path);
   void greet(const std::string& path);
   void map_registers(std::uint64_t offset);
   bool is_gone() noexcept;

@@ -95,12 +95,8 @@ class PciDevice:
         load(driver)
         (self.folder / "driver_override").write_text(driver)
         (PCI / "drivers_probe").write_text(self.address)
-        # A device that has just come is taken by whichever of the two is first: this request, or the kernel's own.
-        deadline = time.monotonic() + 5
-        while self.driver != driver and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if self.driver != driver:
-            raise AssertionError(f"{driver} did not take {self.name} ({self.address}); it has {self.driver}")
+        # A device that has just come may be probed by whoever found it, at the same time.
+        wait_for(f"{driver} takes {self.name} ({self.address})", lambda: self.driver == driver, 5)
 
     def bus_master(self) -> bool:
         """Whether its command register lets it reach memory (PCI 3.0, 6.2.2: bit 2)."""
