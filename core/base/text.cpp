@@ -183,19 +183,21 @@ std::string nearest(const std::string& text, const std::vector<std::string>& kno
 }
 
 Uri parse_uri(const std::string& text) {
-  const std::size_t colon = text.find(':');
+  const bool is_path = !text.empty() && text[0] == '/';
+  const std::size_t colon = is_path ? std::string::npos : text.find(':');
   const char* form =
-      "write scheme:place?name=value, such as emulated:1GiB, emulated:/path/to/image or pci:0000:65:00.0";
-  if (colon == std::string::npos || colon == 0) refuse("URI", text, "has no scheme", form);
+      "write scheme:place?name=value, such as emulated:1GiB, emulated:/path/to/image or pci:0000:65:00.0, or a path";
+  if (!is_path && (colon == std::string::npos || colon == 0)) refuse("URI", text, "has no scheme", form);
   Uri uri;
-  uri.scheme = text.substr(0, colon);
+  if (!is_path) uri.scheme = text.substr(0, colon);
   for (const char c : uri.scheme) {
     const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
     if (!letter && !digit(c) && c != '+' && c != '-' && c != '.' && c != '_')
       refuse("URI", text, "has no scheme", form);
   }
-  const std::size_t question = text.find('?', colon);
-  uri.place = decode(text.substr(colon + 1, question == std::string::npos ? question : question - colon - 1), text);
+  const std::size_t begin = is_path ? 0 : colon + 1;
+  const std::size_t question = text.find('?', begin);
+  uri.place = decode(text.substr(begin, question == std::string::npos ? question : question - begin), text);
   if (question == std::string::npos) return uri;
   std::size_t at = question + 1;
   while (at <= text.size()) {

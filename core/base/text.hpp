@@ -25,7 +25,7 @@ std::string format_size(std::uint64_t bytes);
 /// The member of `known` that is most like `text`, or "" if none is near.
 std::string nearest(const std::string& text, const std::vector<std::string>& known);
 
-/// scheme:place?name=value&…, percent-decoded.
+/// scheme:place?name=value&…, percent-decoded; the scheme is empty where the text is an absolute path.
 struct Uri {
   std::string scheme, place;
   std::vector<std::pair<std::string, std::string>> query;

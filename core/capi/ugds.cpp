@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "base/immortal.hpp"
 #include "capi/gpu.hpp"
 #include "capi/internal.hpp"
+#include "device/pci.hpp"
 #include "engine/one_command.hpp"
 #include "engine/staged.hpp"
 #include "engine/stream.hpp"
@@ -151,8 +153,13 @@ std::string uri_of(const uGDSDescr_t& descr) {
   if (fstat(descr.handle.fd, &status) != 0) {
     ugds::fail(EBADF, "open", "descriptor " + std::to_string(descr.handle.fd) + " is not open");
   }
-  ugds::fail(EOPNOTSUPP, "open", "files, block devices and /dev/ugds_drvN are not supported by this release",
-             "use descriptor type 3 with a URI such as emulated:1GiB");
+  const auto node = S_ISCHR(status.st_mode) ? ugds::device::helper_node(status.st_rdev) : std::nullopt;
+  if (node) return "/dev/" + *node + "?fd=" + std::to_string(descr.handle.fd);
+  ugds::fail(EOPNOTSUPP, "open",
+             "descriptor " + std::to_string(descr.handle.fd) +
+                 " is none of /dev/ugds_drvN; files and block devices are not supported by this release",
+             "open the node of a controller that ugds_drv holds, or use descriptor type 3 with a URI such as "
+             "emulated:1GiB");
 }
 
 uGDSError_t keep_registered(const void* base, size_t size, WantedBackend backend, bool exported) {

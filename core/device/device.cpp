@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "device/emulated.hpp"
+#include "device/ugds_drv.hpp"
 #include "device/vfio.hpp"
 #include "device/vfio_user.hpp"
 
@@ -26,6 +27,11 @@ Mapping Device::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
        "map it into this process and register that");
 }
 
+Mapping Device::map_nvidia(std::uint64_t, Bytes, Access, std::uint64_t*) {
+  fail(EOPNOTSUPP, "map", "the NVIDIA driver's interface for peers is reached through ugds_drv alone",
+       "bind the controller to ugds_drv");
+}
+
 Mapping Device::map_foreign(const ForeignRange&, Access, std::uint64_t*) {
   fail(EOPNOTSUPP, "map",
        std::string("transport ") + transport_name(transport()) + " cannot reach memory that a copier has to copy",
@@ -44,10 +50,15 @@ void Device::set_interrupts(std::span<const int> eventfds) {
 std::unique_ptr<Device> open(const std::string& text, const Uri& uri) {
   if (uri.scheme == "emulated") return std::make_unique<EmulatedDevice>(text, uri);
   if (uri.scheme == "vfio-user") return std::make_unique<VfioUserDevice>(text, uri);
-  if (uri.scheme == "pci") return std::make_unique<VfioDevice>(text, uri);
+  if (uri.scheme.empty()) return std::make_unique<UgdsDrvDevice>(text, uri);
+  if (uri.scheme == "pci") {
+    const PciFunction function = find_nvme_function(uri.place);
+    if (function.driver == "ugds_drv") return std::make_unique<UgdsDrvDevice>(text, function, uri);
+    return std::make_unique<VfioDevice>(text, function, uri);
+  }
   const std::string near = nearest(uri.scheme, {"emulated", "pci", "vfio-user"});
   fail(EINVAL, "open", "\"" + uri.scheme + ":\" names no transport of this release",
-       near.empty() ? "use pci:ADDRESS, vfio-user:SOCKET, or emulated:SIZE, such as emulated:1GiB"
+       near.empty() ? "use pci:ADDRESS, /dev/ugds_drvN, vfio-user:SOCKET, or emulated:SIZE, such as emulated:1GiB"
                     : "did you mean " + near + ":?");
 }
 

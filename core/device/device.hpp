@@ -35,6 +35,8 @@ struct Limits {
   bool memory_from_descriptor = false;  ///< only memory with a file descriptor behind it can be mapped
   bool registers_may_block = false;     ///< another process answers: not to be waited for with a lock that others need
   bool physical_addresses = false;      ///< IOVAs are physical addresses: consecutive only inside one page
+  bool may_be_halted = false;           ///< see Device::halted: then only `reset` knows whether it goes on
+  bool pins_nvidia = false;             ///< map_nvidia works
   std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
   std::uint64_t register_bytes = ~std::uint64_t{0};  ///< of BAR0: doorbells beyond it cannot be rung
 };
@@ -85,12 +87,26 @@ class Device {
   /// The same for memory that is known by a descriptor alone (a DMA-BUF). Throws Failure(EOPNOTSUPP) where the
   /// transport cannot.
   virtual Mapping map_descriptor(const DescriptorRange& range, Access access, std::uint64_t* pages);
+  /// The same for memory of an NVIDIA GPU, by its address: that driver's own interface for peers pins it, where the
+  /// memory is exported as no DMA-BUF. Address and length are multiples of 64 KiB. Throws Failure(EOPNOTSUPP) where the
+  /// transport, or the kernel, has no such way.
+  virtual Mapping map_nvidia(std::uint64_t address, Bytes length, Access access, std::uint64_t* pages);
   /// The same for memory that this process does not reach by its address, as a GPU's without a way for the device to
   /// reach it: `range.copier` is called for each command's data, from threads of the transport's, until `unmap` has
   /// returned. Address and length are multiples of nvme::kPageSize. Throws Failure(EOPNOTSUPP) where the device moves
   /// its data itself, as all that are real do.
   virtual Mapping map_foreign(const ForeignRange& range, Access access, std::uint64_t* pages);
   virtual void unmap(const Mapping& mapping) noexcept = 0;
+
+  /// Memory of the transport's own for rings and lists: zeroed, of consecutive IOVAs from a multiple of its size or of
+  /// DmaMemory::kAlignment on, not inherited by `fork`. The IOVAs of its pages are written to `pages`. An empty one
+  /// where the transport has none, and other memory is mapped instead. Throws Failure(ENOMEM).
+  struct OwnMemory {
+    std::byte* data = nullptr;
+    Mapping mapping{};
+  };
+  virtual OwnMemory allocate(Bytes, std::uint64_t*) { return {}; }
+  virtual void free(const OwnMemory&) noexcept {}
 
   /// Has the interrupts of vector i delivered to eventfds[i]; those of a vector with -1, or beyond the span, nowhere.
   /// To be called before completion queues name a vector; the descriptors are the caller's, who calls again without
@@ -101,14 +117,20 @@ class Device {
   /// Resets the function from outside. True if the controller is known to have stopped: no DMA follows.
   virtual bool reset() noexcept = 0;
 
-  /// Has `asked` called, in a thread of the library's, when the system wants the device back (it is being removed, or
-  /// unbound from its driver). An empty one ends that, and waits for a call that runs. Nothing happens where the
-  /// transport does not know of it.
-  struct RemovalCall {
+  /// Has them called, in a thread of the library's: `asked` when the system wants the device back (it is being removed,
+  /// or unbound from its driver), `halted` when it has stopped the device's DMA. Empty ones end that, and wait for a
+  /// call that runs. Nothing happens where the transport does not know of such things.
+  struct Notices {
     void (*asked)(void* context) = nullptr;
+    void (*halted)(void* context) = nullptr;
     void* context = nullptr;
   };
-  virtual void on_removal_request(const RemovalCall&) {}
+  virtual void notify(const Notices&) {}
+  /// Why the system has stopped the device's DMA since the last `reset`, in words: an exporter has taken memory back,
+  /// or somebody has reset the function. No data moves until `reset`, whatever a completion says. nullptr: it has not.
+  virtual const char* halted() noexcept { return nullptr; }
+  /// Whether a mapping's memory was taken back by its exporter. Its addresses lead nowhere; it is still to be unmapped.
+  virtual bool is_revoked(const Mapping&) noexcept { return false; }
   /// Gives the device up for good: registers read as all ones, writes go nowhere, and nothing can be mapped any more.
   /// True where the system has then taken from it what DMA needs, whatever state its controller was in. Idempotent.
   virtual bool release() noexcept { return false; }
@@ -130,7 +152,8 @@ class Device {
 /// Host memory mapped to one device: rings, lists, Identify pages. Zeroed. Not inherited by `fork`.
 class DmaMemory {
  public:
-  /// Of address and IOVA alike: the largest controller page, for queues and lists begin at a multiple of it.
+  /// Of the IOVA, and of the address where it is memory of this process: the largest controller page, for queues and
+  /// lists begin at a multiple of it.
   static constexpr std::uint64_t kAlignment = 64_KiB;
   /// `huge`: of 2 MiB where some are free, else ordinary ones. Inside one even physical addresses are consecutive.
   enum class Pages : std::uint8_t { ordinary, huge };
@@ -155,6 +178,7 @@ class DmaMemory {
   void leak() noexcept;
 
  private:
+  bool take_from_device(bool contiguous, Pages pages);
   void allocate(bool shared);
   bool allocate_huge(bool shared);
   void keep(std::byte* data, std::uint64_t bytes, Descriptor descriptor, bool shared);
@@ -167,6 +191,7 @@ class DmaMemory {
   Bytes size_{};
   std::uint64_t allocated_ = 0;
   bool huge_ = false;
+  bool of_device_ = false;  ///< Device::OwnMemory
   const char* why_not_huge_ = "";
   Descriptor descriptor_;  ///< behind it, where the transport needs one
   Mapping mapping_{};

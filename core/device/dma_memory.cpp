@@ -56,6 +56,7 @@ DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous, Pages pages)
   setup_step("dma memory: allocate");
   const bool shared = device.limits().memory_from_descriptor;
   pages_ = std::make_unique<std::uint64_t[]>(size_.value / nvme::kPageSize);
+  if (take_from_device(contiguous, pages)) return;
   try {
     if (pages == Pages::huge) {
       setup_step("dma memory: huge pages");
@@ -70,6 +71,22 @@ DmaMemory::DmaMemory(Device& device, Bytes size, bool contiguous, Pages pages)
   } catch (...) {
     free();
     throw;
+  }
+}
+
+/// What need not be contiguous can be had in another way, where the device has no more.
+bool DmaMemory::take_from_device(bool contiguous, Pages pages) {
+  try {
+    const Device::OwnMemory memory = device_->allocate(size_, pages_.get());
+    if (memory.data == nullptr) return false;
+    data_ = memory.data;
+    mapping_ = memory.mapping;
+    of_device_ = true;
+    if (pages == Pages::huge) why_not_huge_ = "the kernel's own memory for DMA";
+    return true;
+  } catch (const Failure& failure) {
+    if (contiguous || failure.error().code != ENOMEM) throw;
+    return false;
   }
 }
 
@@ -136,6 +153,10 @@ bool DmaMemory::map_huge(bool contiguous) {
 
 DmaMemory::~DmaMemory() {
   if (data_ == nullptr) return;
+  if (of_device_) {
+    device_->free({data_, mapping_});
+    return;
+  }
   device_->unmap(mapping_);
   free();
 }
@@ -157,6 +178,7 @@ DmaMemory& DmaMemory::operator=(DmaMemory&& other) noexcept {
   std::swap(size_, other.size_);
   std::swap(allocated_, other.allocated_);
   std::swap(huge_, other.huge_);
+  std::swap(of_device_, other.of_device_);
   std::swap(why_not_huge_, other.why_not_huge_);
   std::swap(descriptor_, other.descriptor_);
   std::swap(mapping_, other.mapping_);

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -17,6 +18,13 @@ Mapping Iommu::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
   fail(EOPNOTSUPP, "map",
        "memory that is known by a descriptor alone needs iommufd, which this device was not opened by",
        "use a kernel with iommufd and device cdevs (Linux 6.18 or later), or map the memory into this process");
+}
+
+void warn_without_iommu(const std::string& address) {
+  std::fprintf(stderr,
+               "ugds: warning: %s is opened without an IOMMU: a fault of the device or of its driver can overwrite any "
+               "memory of this machine\n",
+               address.c_str());
 }
 
 void write_pages(std::uint64_t iova, Bytes length, std::uint64_t* pages) {
@@ -41,11 +49,6 @@ void fail_to_map(int code, Bytes length) {
          "check the pointer and the size; a device's memory may need a DMA-BUF, or a type1 container");
   }
   fail(code, "map", "the kernel would not map " + size + " for DMA: " + std::strerror(code));
-}
-
-void fail_in_use(const PciFunction& function) {
-  fail(EBUSY, "open", function.address + " is in use: somebody else has it open",
-       "end that process, or use the device that is open");
 }
 
 Descriptor open_vfio_node(const std::string& path, const PciFunction& function) {

@@ -39,12 +39,13 @@ VfioAccess open_by_iommufd(const PciFunction& function);
 /// By a no-IOMMU group. Throws Failure.
 VfioAccess open_without_iommu(const PciFunction& function);
 
+/// Says on the standard error that nothing keeps an open device from any memory.
+void warn_without_iommu(const std::string& address);
 /// Fills `pages` for consecutive IOVAs.
 void write_pages(std::uint64_t iova, Bytes length, std::uint64_t* pages);
 /// Why the kernel would not map memory for DMA, with what to do. Throws.
 [[noreturn]] void fail_to_map(int code, Bytes length);
 
-[[noreturn]] void fail_in_use(const PciFunction& function);
 /// Opens a node of /dev/vfio. Throws Failure: EBUSY (another process has it), EACCES, ENOENT.
 Descriptor open_vfio_node(const std::string& path, const PciFunction& function);
 

@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/steps.hpp"
+#include "device/claim.hpp"
 #include "device/iommu.hpp"
 #include "device/iova_space.hpp"
 #include "device/vfio_abi.hpp"
@@ -89,7 +90,7 @@ VfioAccess open_by_iommufd(const PciFunction& function) {
   bind.iommufd = iommufd.get();
   if (const int result = abi::call(device.get(), abi::kBindIommufd, &bind); result < 0) {
     // The kernel's word for a device that is bound already.
-    if (result == -EINVAL) fail_in_use(function);
+    if (result == -EINVAL) fail_in_use(function.address);
     fail(-result, "open",
          result == -EBUSY ? "IOMMU group " + function.group + " of " + function.address + " is in use by others"
                           : "VFIO did not bind " + function.address + " to an iommufd: " + std::strerror(-result),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/pci.hpp"
 
+#include <sys/sysmacros.h>
+
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -57,6 +59,13 @@ std::optional<std::string> pci_address(const std::string& text) {
   return name;
 }
 
+std::optional<std::string> helper_node(dev_t number) {
+  const fs::path folder =
+      fs::path("/sys/dev/char") / (std::to_string(major(number)) + ":" + std::to_string(minor(number)));
+  if (link_name(folder / "subsystem") != "ugds_drv") return {};
+  return link_name(folder);
+}
+
 PciFunction find_nvme_function(const std::string& text) {
   const auto address = pci_address(text);
   if (!address) {
@@ -81,6 +90,9 @@ PciFunction find_nvme_function(const std::string& text) {
   for (const auto& entry : fs::directory_iterator(folder / "vfio-dev", error)) {
     // Without a device number there is no node: older kernels have the folder alone.
     if (fs::exists(entry.path() / "dev", error)) function.cdev = entry.path().filename();
+  }
+  for (const auto& entry : fs::directory_iterator(folder / "ugds_drv", error)) {
+    if (fs::exists(entry.path() / "dev", error)) function.helper = entry.path().filename();
   }
   return function;
 }

@@ -7,14 +7,11 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
-#include "base/fork.hpp"
 #include "base/steps.hpp"
 #include "device/vfio_abi.hpp"
 #include "device/watcher.hpp"
@@ -52,17 +49,14 @@ VfioAccess open_function(const PciFunction& function, Way way) {
     fail(ENXIO, "open",
          function.address +
              (function.driver.empty() ? " is held by no driver" : " is held by the driver " + function.driver),
-         "bind it to vfio-pci: `ugds bind " + function.address + "`, which refuses while it is in use");
+         "bind it to vfio-pci: `ugds bind " + function.address +
+             "`, or to ugds_drv, by which it reaches GPUs' memory: " + "`ugds bind " + function.address +
+             " --driver ugds_drv`; both refuse while it is in use");
   }
   switch (way) {
     case Way::iommufd: return open_by_iommufd(function);
     case Way::type1: return open_by_type1(function);
-    case Way::none:
-      std::fprintf(stderr,
-                   "ugds: warning: %s is opened without an IOMMU: a fault of the device or of its driver can overwrite "
-                   "any memory of this machine\n",
-                   function.address.c_str());
-      return open_without_iommu(function);
+    case Way::none: warn_without_iommu(function.address); return open_without_iommu(function);
     case Way::automatic: break;
   }
   if (function.group_without_iommu) {
@@ -77,25 +71,6 @@ VfioAccess open_function(const PciFunction& function, Way way) {
   return open_by_type1(function);
 }
 
-struct Claimed {
-  std::mutex lock;
-  std::set<std::string> addresses;
-};
-Claimed& claimed() {
-  // NOLINTNEXTLINE: devices may be closed after static destruction
-  static auto* const all = [] {
-    auto* const made = new Claimed;
-    // A child of a fork has none of its parent's devices.
-    on_fork(ForkOrder::claimed_functions, {[] { claimed().lock.lock(); }, [] { claimed().lock.unlock(); },
-                                           [] {
-                                             claimed().addresses.clear();
-                                             claimed().lock.unlock();
-                                           }});
-    return made;
-  }();
-  return *all;
-}
-
 vfio_region_info region_info(int device, std::uint32_t index) {
   vfio_region_info info{};
   info.argsz = sizeof info;
@@ -108,22 +83,8 @@ vfio_region_info region_info(int device, std::uint32_t index) {
 
 }  // namespace
 
-VfioDevice::Claim::Claim(const PciFunction& function) : address_(function.address) {
-  Claimed& all = claimed();
-  std::lock_guard guard(all.lock);
-  if (!all.addresses.insert(address_).second) fail_in_use(function);
-}
-
-VfioDevice::Claim::~Claim() {
-  std::lock_guard guard(claimed().lock);
-  claimed().addresses.erase(address_);
-}
-
-VfioDevice::VfioDevice(std::string text, const Uri& uri)
-    : VfioDevice(std::move(text), find_nvme_function(uri.place), uri) {}
-
 VfioDevice::VfioDevice(std::string text, const PciFunction& function, const Uri& uri)
-    : uri_(std::move(text)), claim_(std::in_place, function) {
+    : uri_(std::move(text)), claim_(std::in_place, function.address) {
   const Way way = way_of(uri);
   access_ = open_function(function, way);
   limits_.physical_addresses = way == Way::none;
@@ -144,7 +105,7 @@ VfioDevice::VfioDevice(std::string text, const PciFunction& function, const Uri&
 }
 
 VfioDevice::~VfioDevice() {
-  on_removal_request({});
+  notify({});
   release();
   munmap(registers_, register_bytes_);
 }
@@ -276,19 +237,20 @@ bool VfioDevice::reset() noexcept {
   return true;
 }
 
-void VfioDevice::on_removal_request(const RemovalCall& call) {
+void VfioDevice::notify(const Notices& notices) {
   if (removal_watch_ != 0) {
     unwatch(removal_watch_);
     removal_watch_ = 0;
   }
-  if (call.asked == nullptr || !tells_removal_) return;
-  removal_call_ = call;
+  if (notices.asked == nullptr || !tells_removal_) return;
+  notices_ = notices;
   if (!removal_) removal_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!removal_) fail(errno, "open", "no descriptor for removal requests", "raise the limit of open files");
   removal_watch_ = watch(
       removal_.get(),
       [](void* self) {
-        static_cast<VfioDevice*>(self)->removal_call_.asked(static_cast<VfioDevice*>(self)->removal_call_.context);
+        const Notices& told = static_cast<VfioDevice*>(self)->notices_;
+        told.asked(told.context);
       },
       this);
   const int eventfds[] = {removal_.get()};

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/descriptor.hpp"
+#include "device/claim.hpp"
 #include "device/device.hpp"
 #include "device/iommu.hpp"
 
@@ -17,9 +18,8 @@ namespace ugds::device {
 
 class VfioDevice final : public Device {
  public:
-  /// `place` is the address; `?iommu=auto|iommufd|type1|none`. Throws Failure: what is wrong, and the command that
-  /// mends it.
-  VfioDevice(std::string text, const Uri& uri);
+  /// `?iommu=auto|iommufd|type1|none`. Throws Failure: what is wrong, and the command that mends it.
+  VfioDevice(std::string text, const PciFunction& function, const Uri& uri);
   ~VfioDevice() override;
 
   const std::string& uri() const override { return uri_; }
@@ -36,7 +36,7 @@ class VfioDevice final : public Device {
   void unmap(const Mapping& mapping) noexcept override;
   void set_interrupts(std::span<const int> eventfds) override;
   bool reset() noexcept override;
-  void on_removal_request(const RemovalCall& call) override;
+  void notify(const Notices& notices) override;
   /// Closing the device clears bus mastering and resets the function, and its translation ends.
   bool release() noexcept override;
 
@@ -46,21 +46,6 @@ class VfioDevice final : public Device {
   void find_interrupts();
   void enable_bus_master();
   void set_trigger(std::uint32_t index, std::span<const int> eventfds);
-
-  /// A function that this process has open. Groups, unlike device nodes, can be asked for a device more than once: the
-  /// second controller would be reset under the first.
-  class Claim {
-   public:
-    explicit Claim(const PciFunction& function);
-    ~Claim();
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
-
-   private:
-    std::string address_;
-  };
-
-  VfioDevice(std::string text, const PciFunction& function, const Uri& uri);
 
   std::string uri_;
   std::optional<Claim> claim_;  ///< until `release`: another device may come to the same address
@@ -72,7 +57,7 @@ class VfioDevice final : public Device {
   bool can_reset_ = false, tells_removal_ = false, has_interrupts_ = false;
   Descriptor removal_;
   std::uint64_t removal_watch_ = 0;
-  RemovalCall removal_call_;
+  Notices notices_;
 };
 
 }  // namespace ugds::device

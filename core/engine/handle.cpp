@@ -148,7 +148,9 @@ void Handle::set_up(const std::string& text, const Uri& uri) {
   make_queues();
   geometry_.number = memory::Registry::instance().attach(*device_);
   bounce_ = std::make_unique<Bounce>(*this);
-  device_->on_removal_request({[](void* self) { static_cast<Handle*>(self)->give_back(); }, this});
+  device_->notify({.asked = [](void* self) { static_cast<Handle*>(self)->give_back(); },
+                   .halted = [](void* self) { static_cast<Handle*>(self)->recover_halted(); },
+                   .context = this});
 }
 
 /// How many queue pairs there will be.
@@ -313,7 +315,7 @@ std::string Handle::completion() const {
 
 void Handle::tear_down() {
   auto& registry = memory::Registry::instance();
-  if (device_) device_->on_removal_request({});
+  if (device_) device_->notify({});
   // A controller that has stopped and one that never started hold nothing.
   const bool stopped =
       !controller_ || (state() != State::wedged && controller_->shut_down()) || device_->reset() || device_->release();

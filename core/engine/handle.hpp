@@ -153,6 +153,8 @@ class Handle {
   void recover_overdue(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged);
   /// The controller is in a state that only a reset ends: CSTS.CFS, or a completion that no command was waiting for.
   void recover_broken(const char* why);
+  /// The system has stopped the device's DMA, as when memory that it reached is taken back.
+  void recover_halted();
   /// The registers read as all ones.
   void lose();
   /// The system wants the device back: lets what is in flight end, within a bound, and gives it up.
@@ -183,6 +185,8 @@ class Handle {
   void release_all();
   void retire_all(std::uint16_t status);
   bool start_again();
+  bool stop();
+  bool reset_function();
   bool reset_and_restart();
   void set_state(State state, const char* why);
   bool confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged);

@@ -20,6 +20,8 @@ constexpr std::uint64_t kAbortDeadline = 500'000'000;
 constexpr std::uint64_t kAbortedGrace = 100'000'000;
 /// How long the system, which waits for the device, waits for the commands that it still executes.
 constexpr std::uint64_t kLastWords = 2'000'000'000;
+/// How often a start is tried while the system goes on stopping the device.
+constexpr int kRestarts = 8;
 /// "Command aborted by host", which no device sends.
 constexpr std::uint16_t kAbortedByHost = nvme::make_status(nvme::StatusType::path, 0x71);
 
@@ -101,8 +103,8 @@ void Handle::give_back() {
   acquire_all();
   const bool stopped = controller_->shut_down();
   if (device_->release() || stopped) {  // no DMA follows, whatever the controller did
-    retire_all(kAbortedByHost);
     set_state(State::lost, "the system took it back: it is being removed, or unbound from its driver");
+    retire_all(kAbortedByHost);  // after that: its callers look at the state
   } else {
     for (auto& pair : queues_) pair->disbelieve();
     set_state(State::wedged, "the system asks for the device, which could be neither stopped nor let go of");
@@ -133,6 +135,14 @@ void Handle::recover_broken(const char* why) {
   reset_and_restart();
 }
 
+void Handle::recover_halted() {
+  std::lock_guard guard(recovery_lock_);
+  const char* const why = device_->halted();
+  if (why == nullptr || state() != State::ready) return;  // who recovers otherwise looks at it too
+  set_state(State::recovering, why);
+  reset_and_restart();
+}
+
 bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged) {
   const auto in_flight = [&] {
     Idle idle;
@@ -155,21 +165,37 @@ bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uin
   return true;
 }
 
+/// Every queue pair is ours. True: the controller is known to have stopped, and what exporters took back before is
+/// mapped no more.
+bool Handle::reset_function() {
+  if (!device_->reset()) return false;
+  memory::Registry::instance().drop_revoked(geometry_.number);
+  return true;
+}
+
+bool Handle::stop() {
+  // One whose DMA the system has stopped, or is stopping, looks disabled and cannot be started again.
+  return (!device_->limits().may_be_halted && controller_->disable()) || reset_function();
+}
+
 bool Handle::reset_and_restart() {
   acquire_all();
-  const bool stopped = controller_->disable() || device_->reset();
-  if (!stopped) {
-    for (auto& pair : queues_) pair->disbelieve();
-    set_state(State::wedged, "the controller could not be stopped: it may still write to the memory of its commands");
-  } else if (controller_->gone()) {
-    retire_all(kAbortedByHost);
-    set_state(State::lost, device_->gone().cause);
-  } else {
-    retire_all(kAbortedByHost);
-    if (start_again()) {
-      set_state(State::ready, "");
+  bool stopped = false;
+  int tries = 0;
+  do {
+    stopped = stop();
+    if (!stopped) {
+      for (auto& pair : queues_) pair->disbelieve();
+      set_state(State::wedged, "the controller could not be stopped: it may still write to the memory of its commands");
+    } else if (controller_->gone()) {
+      set_state(State::lost, device_->gone().cause);  // before its callers are told
+      retire_all(kAbortedByHost);
+    } else {
+      retire_all(kAbortedByHost);
+      if (start_again()) set_state(State::ready, "");
     }
-  }
+    // It may have been stopped anew meanwhile.
+  } while (state() == State::failed && device_->halted() != nullptr && ++tries < kRestarts);
   release_all();
   return stopped;
 }
@@ -185,7 +211,7 @@ bool Handle::start_again() {
     return true;
   } catch (const std::exception& error) {
     // Set-up stopped the controller again, or it never started: nothing is held.
-    const bool stopped = controller_->disable() || device_->reset();
+    const bool stopped = stop();
     const std::string why = std::string("the controller could not be started again: ") + error.what();
     set_state(stopped ? State::failed : State::wedged, why.c_str());
     return false;
@@ -196,7 +222,7 @@ bool Handle::force_stop() {
   std::lock_guard guard(recovery_lock_);
   if (state() != State::wedged) return true;
   acquire_all();
-  const bool stopped = device_->reset();
+  const bool stopped = reset_function();
   if (stopped) {
     retire_all(kAbortedByHost);
     set_state(State::failed, "the function was reset from outside");

@@ -80,6 +80,11 @@ void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal, std::u
       return set_hint(error, "use read, write, or a group on a stream; or a device whose route is direct");
     case Refusal::unmapped:
       if (b.registration->is_staged(device)) return set_memory_refusal(error, t, Refusal::staged, device);
+      if (b.registration->is_revoked(device)) {
+        error.code = ESTALE;
+        set_cause(error, "the memory was taken back by its exporter, and no device reaches it any more");
+        return set_hint(error, "close the registration, and register what the exporter gives now");
+      }
       error.code = ENXIO;
       set_cause(error, "the buffer is not mapped to this device");
       return set_hint(error,

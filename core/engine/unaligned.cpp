@@ -184,9 +184,9 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   // there, half done.
   if (t.buffer.registration->pages(handle.geometry().number) == nullptr && !is_staged_transfer(handle, t) &&
       t.buffer.registration->generation() == t.buffer.generation) {
-    return refuse(handle, t, ENXIO, "the buffer is not mapped to this device",
-                  "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
-                  "transport can reach");
+    set_transfer(last_error() = Error{}, handle, t);
+    set_refusal(last_error(), handle, t, Refusal::unmapped);
+    return -last_error().code;
   }
   if (t.opcode == Opcode::write && !read_modify_write) {
     return refuse(handle, t, EINVAL,

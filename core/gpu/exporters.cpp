@@ -35,7 +35,7 @@ ExportedRange by_runtime(Runtime& runtime, const Allocation& allocation, Address
 
 ExportedRange by_peermem(Runtime&, const Allocation&, Address, std::uint64_t) {
   fail(EOPNOTSUPP, kOperation, "nvidia-peermem's pages are reached in the kernel alone, by the helper ugds_drv",
-       "there is no such helper yet");
+       "bind the controller to a ugds_drv that was built with the NVIDIA driver's headers");
 }
 
 ExportedRange by_hsa(Runtime& runtime, const Allocation& allocation, Address address, std::uint64_t size) {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/gpu_buffer.hpp"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
+#include "nvme/prp.hpp"
 
 namespace ugds::memory {
 
@@ -41,8 +44,26 @@ device::Mapping GpuBuffer::map(device::Device& device, std::uint64_t address, By
     return device.map_descriptor({exported.descriptor.get(), exported.offset, length}, access, pages);
   } catch (const Failure& failure) {
     why = failure.error().cause;
-    throw;
+    if (!device.limits().pins_nvidia || runtime_.backend() != gpu::Backend::cuda) throw;
   }
+  try {
+    return map_nvidia(device, address, length, access, pages);
+  } catch (const Failure& failure) {
+    why += std::string("; ") + failure.error().cause;
+    Error error = failure.error();
+    set_cause(error, "%s", why.c_str());
+    throw Failure(error);
+  }
+}
+
+device::Mapping GpuBuffer::map_nvidia(device::Device& device, std::uint64_t address, Bytes length,
+                                      device::Access access, std::uint64_t* pages) const {
+  constexpr std::uint64_t kGpuPage = 64_KiB;
+  const std::uint64_t begin = align_down(address, kGpuPage), end = align_up(address + length.value, kGpuPage);
+  std::vector<std::uint64_t> all((end - begin) / nvme::kPageSize);
+  const device::Mapping mapping = device.map_nvidia(begin, Bytes(end - begin), access, all.data());
+  std::copy_n(all.data() + (address - begin) / nvme::kPageSize, length.value / nvme::kPageSize, pages);
+  return mapping;
 }
 
 }  // namespace ugds::memory

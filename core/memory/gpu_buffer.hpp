@@ -39,6 +39,9 @@ class GpuBuffer final : public Copier {
   /// tells then what every way said.
   device::Mapping map(device::Device& device, std::uint64_t address, Bytes length, device::Access access,
                       std::uint64_t* pages, std::string& why);
+  /// The same by the NVIDIA driver's interface for peers, whose pages are larger.
+  device::Mapping map_nvidia(device::Device& device, std::uint64_t address, Bytes length, device::Access access,
+                             std::uint64_t* pages) const;
   /// A DMA-BUF of [address, address + size). Throws Failure(EOPNOTSUPP) with what every exporter said.
   gpu::Exported export_range(std::uint64_t address, std::uint64_t size) const;
 

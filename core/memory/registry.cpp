@@ -159,6 +159,7 @@ Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   r.gpu_ = std::move(source.gpu);
   r.keeps_gpu_ = false;
   r.staged_.store(0, std::memory_order_relaxed);
+  r.revoked_.store(0, std::memory_order_relaxed);
   r.why_.reset();
   r.demand_ = source.demand;
   try {
@@ -254,6 +255,7 @@ Registry::Way Registry::way(const Reference& reference) {
   std::lock_guard guard(lock_);
   const Registration& r = *reference.registration;
   if (r.generation_.load(std::memory_order_relaxed) != reference.generation) return {Route::direct, "it is closed"};
+  if (r.revoked_.load(std::memory_order_relaxed) != 0) return {Route::direct, "its exporter took it back"};
   if (r.gpu_ == nullptr) return {Route::direct, "devices reach memory of this kind themselves"};
   if (r.demand_ == Demand::staged) return {Route::staged, "staging was asked for"};
   bool mapped = false;
@@ -268,6 +270,7 @@ Registry::Way Registry::way(const Reference& reference) {
 
 void Registry::unmap_from(Registration& r, std::uint32_t device) {
   r.staged_.fetch_and(~(std::uint64_t{1} << device), std::memory_order_release);
+  r.revoked_.fetch_and(~(std::uint64_t{1} << device), std::memory_order_release);
   const std::uint64_t* pages = r.pages_[device].exchange(nullptr);
   if (pages == nullptr) return;
   if (devices_[device] != nullptr) devices_[device]->unmap(r.mappings_[device]);
@@ -391,11 +394,22 @@ void Registry::detach(std::uint32_t number, bool leak) {
     if (leak) {
       if (slots_[i].pages_[number].exchange(nullptr) != nullptr) slots_[i].keeps_gpu_ = true;
       slots_[i].staged_.fetch_and(~(std::uint64_t{1} << number), std::memory_order_release);
+      slots_[i].revoked_.fetch_and(~(std::uint64_t{1} << number), std::memory_order_release);
     } else {
       unmap_from(slots_[i], number);
     }
   }
   devices_[number] = nullptr;
+}
+
+void Registry::drop_revoked(std::uint32_t number) {
+  std::lock_guard guard(lock_);
+  for (std::uint32_t i = 0; i < used_; ++i) {
+    Registration& r = slots_[i];
+    if (r.pages(number) == nullptr || !devices_[number]->is_revoked(r.mappings_[number])) continue;
+    unmap_from(r, number);
+    r.revoked_.fetch_or(std::uint64_t{1} << number, std::memory_order_release);
+  }
 }
 
 void Registry::add_ledger(Ledger& ledger) {

@@ -61,6 +61,10 @@ class Registration {
   bool is_staged(std::uint32_t device) const {
     return (staged_.load(std::memory_order_acquire) >> device & std::uint64_t{1}) != 0;
   }
+  /// Whether a device reached this memory until its exporter took it back. Valid while it is held.
+  bool is_revoked(std::uint32_t device) const {
+    return (revoked_.load(std::memory_order_acquire) >> device & std::uint64_t{1}) != 0;
+  }
   /// The GPU's side of it; nullptr for other memory. Valid while the registration is held.
   GpuBuffer* gpu() const { return gpu_.get(); }
 
@@ -79,9 +83,10 @@ class Registration {
   Demand demand_ = Demand::none;
   Backing peer_{};  ///< of Kind::peer
   std::unique_ptr<GpuBuffer> gpu_;
-  bool keeps_gpu_ = false;                ///< for ever: a device that was leaked may use it
-  std::atomic<std::uint64_t> staged_{0};  ///< a bit for each device
-  std::unique_ptr<std::string> why_;      ///< why a device is among them
+  bool keeps_gpu_ = false;                 ///< for ever: a device that was leaked may use it
+  std::atomic<std::uint64_t> staged_{0};   ///< a bit for each device
+  std::unique_ptr<std::string> why_;       ///< why a device is among them
+  std::atomic<std::uint64_t> revoked_{0};  ///< the same
   std::array<std::atomic<const std::uint64_t*>, kMaxDevices> pages_{};
   std::array<device::Mapping, kMaxDevices> mappings_{};
 };
@@ -194,6 +199,9 @@ class Registry {
   /// Unmaps everything from a device and frees its number. With `leak`, mappings are forgotten instead: the controller
   /// may still use them.
   void detach(std::uint32_t number, bool leak);
+  /// Unmaps from a device what exporters took back: I/O on it says so from now on. The device's queue pairs are the
+  /// caller's, and nothing is in flight.
+  void drop_revoked(std::uint32_t number);
   /// Queues make their ledgers known while they exist. A removed ledger counts no more.
   void add_ledger(Ledger& ledger);
   void remove_ledger(Ledger& ledger);

@@ -299,6 +299,31 @@ TEST_CASE("dma memory: huge pages are mapped to this process's devices and to an
   CHECK(server.controller().violations().empty());
 }
 
+TEST_CASE("dma memory: a device's own is taken where there is some, and given back") {
+  testing::FakeDevice device;
+  device.own_memory = true;
+  {
+    const DmaMemory rings(device, Bytes(12000), true, Pages::huge);
+    CHECK(rings.size() == Bytes(12288));
+    CHECK_FALSE(rings.huge());
+    CHECK(rings.why_not_huge() == std::string("the kernel's own memory for DMA"));
+    CHECK(is_zero(rings));
+    CHECK(device.at(rings.iova(8192).value) == rings.data() + 8192);
+    CHECK(device.mappings.size() == 1);
+  }
+  CHECK(device.mappings.empty());
+}
+
+TEST_CASE("dma memory: where a device's own is used up, only what need not be contiguous is in other memory") {
+  testing::FakeDevice device;
+  device.own_memory = device.fail_allocate = true;
+  CHECK_THROWS_AS(DmaMemory(device, Bytes(8192), true), Failure);
+  CHECK(device.mappings.empty());
+  const DmaMemory lists(device, Bytes(8192), false);
+  CHECK(reinterpret_cast<std::uintptr_t>(lists.data()) % DmaMemory::kAlignment == 0);
+  CHECK(device.mappings.size() == 1);
+}
+
 TEST_CASE("dma memory: what is moved stays what it is") {
   testing::FakeDevice device;
   DmaMemory first(device, Bytes(8192), true, Pages::huge);

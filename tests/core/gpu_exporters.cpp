@@ -10,8 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "fake_device.hpp"
 #include "gpu/exporters.hpp"
 #include "gpu_fake_hip.hpp"
+#include "memory/gpu_buffer.hpp"
 
 using namespace ugds;
 using namespace ugds::gpu;
@@ -247,4 +249,35 @@ TEST_CASE("exporters: HIP's memory is found at the offset that HSA gives") {
   CHECK_FALSE(export_memory(*runtime, allocation, memory + 100000, 4, refusals));
   CHECK(holds(refusals[1].words, "to the host"));
   fake.free(reinterpret_cast<void*>(memory));
+}
+
+TEST_CASE("exporters: where no DMA-BUF leads to the GPU's memory the NVIDIA driver's own interface is asked") {
+  Made runtime;
+  runtime.pcie_code = runtime.plain_code = EOPNOTSUPP;
+  const Allocation allocation{16 * kGranule, 16 * kGranule, 1, Place{3, &runtime}};
+  memory::GpuBuffer buffer(runtime, allocation, allocation.base);
+  const auto map = [&](device::Device& device, std::uint64_t address, std::uint64_t* pages, std::string& why) {
+    return buffer.map(device, address, Bytes(8192), device::Access::read_write, pages, why);
+  };
+  ugds::testing::FakeDevice device;
+  std::uint64_t pages[2] = {};
+  std::string why;
+  // A device that has no such way is not asked, and the reason is the exporters'.
+  CHECK(error_of([&] { map(device, allocation.base, pages, why); }).code == EOPNOTSUPP);
+  CHECK(device.nvidia.second == 0);
+  CHECK(holds(why, "no exporter gives a DMA-BUF"));
+  // Its pages are of 64 KiB; ours are the part of them that was asked for.
+  device.pins_nvidia = true;
+  const auto mapping = map(device, allocation.base + 2 * kGranule - 4096, pages, why);
+  CHECK(device.nvidia == std::pair<std::uint64_t, std::uint64_t>(allocation.base + kGranule, 2 * kGranule));
+  CHECK(mapping.length == Bytes(2 * kGranule));
+  CHECK(pages[0] == mapping.token + kGranule - 4096);
+  CHECK(pages[1] == mapping.token + kGranule);
+  device.unmap(mapping);
+  // The same where there is a DMA-BUF that cannot be mapped. What both say is kept.
+  runtime.plain_code = 0;
+  device.fail_descriptors = device.fail_map = true;
+  CHECK(error_of([&] { map(device, allocation.base, pages, why); }).code == ENOSPC);
+  CHECK(holds(why, "no way leads there"));
+  CHECK(holds(why, "no more mappings"));
 }

@@ -119,6 +119,36 @@ TEST_CASE("a stale reference can neither close nor hold a newer registration at 
   CHECK(registry.close(now) == 0);
 }
 
+TEST_CASE("what an exporter took back is unmapped from that device alone, and is no longer reached by it") {
+  Attached a, b;
+  auto& registry = Registry::instance();
+  std::vector<std::byte> host(4096);
+  const Backing dma_buf{.descriptor = 0, .offset = 0};
+  const auto add = [&](std::uint64_t address) {
+    return registry.add(reinterpret_cast<void*>(address), 8192, memory::Kind::peer, false, {}, dma_buf);
+  };
+  const auto taken = add(1 << 20), kept = add(2 << 20);
+  const auto other = registry.add(host.data(), host.size(), memory::Kind::host, false);
+  REQUIRE(a.device.mappings.size() == 3);
+  a.device.revoked.insert(a.device.mappings.begin()->first);
+  registry.drop_revoked(a.number);
+  CHECK(taken.registration->pages(a.number) == nullptr);
+  CHECK(taken.registration->is_revoked(a.number));
+  CHECK(a.device.mappings.size() == 2);
+  CHECK(registry.way(taken).why == "its exporter took it back");
+  // The other device, and the others of this one, go on.
+  CHECK(taken.registration->pages(b.number) != nullptr);
+  CHECK_FALSE(taken.registration->is_revoked(b.number));
+  CHECK(kept.registration->pages(a.number) != nullptr);
+  CHECK(other.registration->pages(a.number) != nullptr);
+  for (const auto& r : {taken, kept, other}) CHECK(registry.close(r) == 0);
+  // The slot's next registration knows nothing of it.
+  const auto next = add(1 << 20);
+  CHECK_FALSE(next.registration->is_revoked(a.number));
+  CHECK(registry.close(next) == 0);
+  CHECK(a.device.mappings.empty());
+}
+
 TEST_CASE("every step of registering undoes the others when it fails") {
   Attached a, b;
   std::vector<std::byte> buffer(3 * 4096);

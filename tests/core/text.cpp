@@ -103,6 +103,14 @@ TEST_CASE("text: URIs are taken apart and decoded") {
   CHECK(parse_uri("emulated:1GiB?").query.empty());
 }
 
+TEST_CASE("text: an absolute path is a place without a scheme") {
+  const Uri uri = parse_uri("/dev/a:b%20c?fd=7&ns=2");
+  CHECK(uri.scheme.empty());
+  CHECK(uri.place == "/dev/a:b c");
+  REQUIRE(uri.query.size() == 2);
+  CHECK(uri.query[0] == std::pair<std::string, std::string>("fd", "7"));
+}
+
 TEST_CASE("text: what is no URI is refused") {
   for (const char* text : {"", "1GiB", ":x", "a b:x", "e:x?novalue", "e:x?=v", "e:x?a=1&a=2", "e:x?a=%", "e:x?a=%zz",
                            "e:x?a=%0", "e:%00", "e:x?a=1&&b=2"}) {

@@ -90,6 +90,9 @@ class Machine(Roots):
             group = (path / "iommu_group").resolve().name
             put(self.dev / "vfio" / group, "")
             put(self.dev / "vfio/vfio", "")
+        if driver == "ugds_drv":
+            put(path / "ugds_drv/ugds_drv0/dev", "511:0")
+            put(self.dev / "ugds_drv0", "")
         if driver == "nvme" and address in self.attached:
             self.attached.pop(address)[0].rename(path / "nvme")
 
@@ -181,6 +184,7 @@ class Machine(Roots):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         (path / "driver").unlink()
         shutil.rmtree(path / "vfio-dev", ignore_errors=True)
+        shutil.rmtree(path / "ugds_drv", ignore_errors=True)
         if driver == "nvme" and (path / "nvme").exists():
             kept = self.sys / "kept" / address
             kept.parent.mkdir(exist_ok=True)

@@ -93,8 +93,10 @@ def test_unbind_clears_an_override_that_would_take_it_away_later(blank: Machine)
 def test_a_program_s_driver_can_be_changed_for_another(blank: Machine) -> None:
     bind(SSD, roots=blank)
     blank.driver("ugds_drv")
-    assert bind(SSD, "ugds_drv", roots=blank).before == "vfio-pci"
+    change = bind(SSD, "ugds_drv", roots=blank)
+    assert change.before == "vfio-pci"
     assert blank.holder() == "ugds_drv"
+    assert any(f"chown $USER {blank.dev}/ugds_drv0" in hint for hint in change.hints)
 
 
 def test_unbind_loads_nvme_where_it_is_missing(blank: Machine) -> None:

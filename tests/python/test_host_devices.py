@@ -301,6 +301,37 @@ def test_without_iommu_vfio_is_root_s_and_unsafe(machine: Machine) -> None:
     assert any("CAP_SYS_RAWIO" in reason for reason in transport(machine, "vfio").reasons)
 
 
+def test_ugds_drv_is_possible_when_bound_and_its_node_is_openable(machine: Machine) -> None:
+    machine.ssd()
+    machine.driver("ugds_drv")
+    assert any("sudo ugds bind" in reason for reason in transport(machine, "ugds_drv").reasons)
+    machine.take(SSD, "ugds_drv")
+    found = transport(machine, "ugds_drv")
+    assert (found.possible, found.routes) == (True, ("direct",))
+    assert found.uris == (f"pci:{SSD}", f"{machine.dev}/ugds_drv0")
+    (machine.dev / "ugds_drv0").unlink()
+    found = transport(machine, "ugds_drv")
+    assert (found.possible, found.uris) == (False, ())
+    assert found.reasons == (f"{machine.dev}/ugds_drv0 is absent",)
+    shutil.rmtree(machine.pci / f"devices/{SSD}/ugds_drv")
+    assert any("made no node" in reason for reason in transport(machine, "ugds_drv").reasons)
+
+
+@pytest.mark.parametrize("kind", [None, "identity"])
+def test_ugds_drv_without_translation_is_root_s_and_unsafe(machine: Machine, kind: str | None) -> None:
+    machine.ssd(group=None if kind is None else 12)
+    if kind is not None:
+        put(machine.sys / "kernel/iommu_groups/12/type", kind)
+    machine.take(SSD, "ugds_drv")
+    found = transport(machine, "ugds_drv")
+    assert found.possible
+    assert any("not yours" in reason for reason in found.reasons)
+    put(machine.proc / "self/status", "CapEff:\t0000000000000000")
+    found = transport(machine, "ugds_drv")
+    assert not found.possible
+    assert any("CAP_SYS_RAWIO" in reason for reason in found.reasons)
+
+
 def test_a_small_limit_of_locked_memory_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.ssd()
     machine.take(SSD, "vfio-pci")

@@ -52,6 +52,7 @@ class Boot:
     iommu: bool = True
     memory: int = 1024 * MIB
     cpus: int = 1
+    cpu: str = "max"  # the model. The kernel forwards between root ports of processors that it knows to be able to
     modules: tuple[str, ...] = ()
     append: str = ""
     # Seconds without the end or the start of a test after which the guest counts as hung.
@@ -93,6 +94,8 @@ BOOTS = (
         "a kernel that checks locks, DMA mappings and lists: killed processes, hung commands, removal",
         "debug",
         (TWO, BROKEN, LOOSE),
+        peer="port",
+        cpu="EPYC",
         memory=1536 * MIB,
         patience=400.0,
     ),
@@ -157,7 +160,10 @@ def topology(boot: Boot, images: Path, peer_file: Path) -> Topology:
 
 def device_words(controller: Controller) -> str:
     """What makes QEMU's controller, on the command line or by the monitor's device_add."""
+    # Shared: a device that was taken out may keep its drive, if only in QEMU's mind (guest/devices.py, `left`).
     words = f"nvme,id={controller.name},serial=uGDS-{controller.name},bus=port_{controller.name}"
+    if len(controller.namespaces) == 1:
+        words += ",share-rw=on"
     if controller.options:
         words += f",{controller.options}"
     if len(controller.namespaces) > 1:

@@ -18,10 +18,12 @@ from pathlib import Path
 
 import boots
 import initramfs
+import module
 import qemu
 import rpc
 from boots import Boot
 from kernel import Kernel
+from qemu import Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 START_PATIENCE = 300.0  # seconds from the start of QEMU to the first test, on a machine that does much else
@@ -98,7 +100,7 @@ def folders() -> Iterator[tuple[Path, Path]]:
 
 def job(boot: Boot, command: str) -> str:
     """The script that runs in the guest. It gets the path and the Python settings of this process and nothing else."""
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "FAKE_CUDA_LIBRARY") if name in os.environ}
     settings = {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "UGDS_VM_BOOT": boot.name, **kept}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
     modules = [f"modprobe -a {' '.join(boot.modules)}"] if boot.modules else []
@@ -113,11 +115,21 @@ def tests_command(guest_tests: Path, names: list[str], share: Path) -> str:
     return "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 exec " + shlex.join(words)
 
 
+def give_module(chosen: Kernel, share: Path) -> None:
+    """Puts ugds_drv.ko into the shared folder, or the reason why there is none."""
+    try:
+        shutil.copy(module.build(chosen, ROOT / "drv", ROOT / "build" / "vm"), share)
+    except Unavailable as error:
+        (share / "no-module").write_text(str(error))
+
+
 def run(boot: Boot, chosen: Kernel, logs: Path, names: list[str], guest_tests: Path) -> Outcome:
     """Boots, runs those tests, and gives what became of each; whatever it was not told of counts as failed."""
     outcome = Outcome(boot.name)
     with folders() as (share, private):
         command = tests_command(guest_tests, names, share)
+        if any("_drv" in name for name in names):
+            give_module(chosen, share)
         _boot(boot, chosen, command, share, private, outcome)
         for name in names:
             if name not in outcome.results:
@@ -133,6 +145,7 @@ def run_command(boot: Boot, chosen: Kernel, logs: Path, command: str) -> int:
     """Boots, runs a shell command in the guest, prints what it printed, and gives its exit status (99: none came)."""
     outcome = Outcome(boot.name)
     with folders() as (share, private):
+        give_module(chosen, share)
         _boot(boot, chosen, command, share, private, outcome)
         output = share / "out"
         print(output.read_text(errors="replace") if output.exists() else "", end="")

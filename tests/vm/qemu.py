@@ -77,7 +77,7 @@ def command_line(
     words = "console=ttyS0 mitigations=off nokaslr quiet panic=-1 random.trust_cpu=on intel_iommu=on"
     plain = "security_model=none,multidevs=remap"
     return [
-        *[qemu, "-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off"],
+        *[qemu, "-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", f"{boot.cpu},la57=off"],
         *["-smp", str(boot.cpus), "-m", f"{boot.memory >> 20}M", "-display", "none", "-vga", "none", "-nodefaults"],
         *["-no-reboot", "-serial", f"file:{console}", "-qmp", f"unix:{sockets / 'qmp'},server=on,wait=off"],
         *["-kernel", str(kernel), "-initrd", str(initramfs), "-append", f"{words} {append} {boot.append}".strip()],

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import kernel
 import machine
+import module
 import qemu
 from boots import BOOTS, Boot
 from machine import ROOT, Outcome
@@ -66,7 +67,10 @@ def run_boot(boot: Boot, names: list[str], guest_tests: Path = GUEST_TESTS) -> O
     except Unavailable as error:
         return skipped(boot, names, str(error))
     show(f"  booting {boot.name} ({len(names)} tests) on Linux {chosen.version}: {boot.shows}")
-    outcome = machine.run(boot, chosen, STATE / "logs" / boot.name, names, guest_tests)
+    try:
+        outcome = machine.run(boot, chosen, STATE / "logs" / boot.name, names, guest_tests)
+    except module.Broken as error:
+        outcome = Outcome(boot.name, results=dict.fromkeys(names, "failed"), trouble=str(error))
     if boot.expected:
         outcome.compare(boot.expected)
     good = not outcome.count("failed") and not outcome.trouble

@@ -251,12 +251,16 @@ def _hints(plan: Plan) -> tuple[str, ...]:
         kernel = nvme.kernel_view(plan.roots, plan.device, Reader())
         disks = [str(plan.roots.dev / one.disk.name) for one in kernel.namespaces] if kernel else []
         return (f"its namespaces are {', '.join(disks)}",) if disks else ()
-    if plan.driver != "vfio-pci":
-        return ()
     roots, user = plan.roots, os.environ.get("SUDO_USER", "$USER")
     hints = []
     group = pci.iommu_group(plan.device)
-    if group is not None and pci.is_noiommu(roots, group):
+    node = transports.drv_node(roots, plan.address)
+    if plan.driver == "ugds_drv":
+        if node is not None and transports.is_translated(roots, plan.address):
+            hints.append(f"to use it without being root: sudo chown {user} {roots.dev / node}")
+        elif node is not None:
+            hints.append(f"its node is {roots.dev / node}; no IOMMU translates its addresses: only root may open it")
+    elif group is not None and pci.is_noiommu(roots, group):
         hints.append("it has no IOMMU: only root may open it, and nothing keeps it from memory of others")
     elif group is not None:
         nodes = [transports.group_node(roots, group), transports.cdev_node(roots, plan.address)]

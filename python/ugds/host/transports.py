@@ -153,18 +153,52 @@ def vfio(roots: Roots, address: str) -> Transport:
     return Transport("vfio", possible, ("direct",), (f"pci:{address}",) if possible else (), tuple(reasons))
 
 
+def drv_node(roots: Roots, address: str) -> str | None:
+    """The node that ugds_drv made for a controller which it holds."""
+    for path in sorted((pci.device_path(roots, address) / "ugds_drv").glob("ugds_drv*")):
+        if (path / "dev").exists():
+            return path.name
+    return None
+
+
+def is_translated(roots: Roots, address: str) -> bool:
+    """Whether an IOMMU translates what the controller addresses while a driver of the kernel's has it, and so keeps it
+    from all other memory."""
+    group = pci.iommu_group(pci.device_path(roots, address))
+    if group is None or pci.is_noiommu(roots, group):
+        return False
+    return read_or(roots.sys / "kernel/iommu_groups" / group / "type", "DMA").startswith("DMA")
+
+
+def _drv_bound(roots: Roots, address: str) -> list[str]:
+    """What keeps this process from opening a controller that ugds_drv holds."""
+    node = drv_node(roots, address)
+    if node is None:
+        return ["ugds_drv made no node for it: sudo dmesg | tail says why"]
+    problem = _closed(roots, node)
+    if problem is None and not is_translated(roots, address) and not capable(roots, _CAP_SYS_RAWIO):
+        problem = "no IOMMU translates its addresses, and without one only root may use ugds_drv (CAP_SYS_RAWIO)"
+    return [] if problem is None else [problem]
+
+
 def ugds_drv(roots: Roots, address: str) -> Transport:
     driver = pci.driver_of(pci.device_path(roots, address))
-    if driver == "ugds_drv":
-        return Transport("ugds_drv", True, ("direct",), (f"pci:{address}",), ())
     available, words = module_state(roots, "ugds_drv")
-    if available and words == "not loaded":
-        reason = f"the module ugds_drv is not loaded: sudo ugds bind {address} --driver ugds_drv"
+    if driver == "ugds_drv":
+        reasons = _drv_bound(roots, address)
+    elif available and words == "not loaded":
+        reasons = [f"the module ugds_drv is not loaded: sudo ugds bind {address} --driver ugds_drv"]
     elif available:
-        reason = f"{driver or 'no driver'} holds it: sudo ugds bind {address} --driver ugds_drv"
+        reasons = [f"{driver or 'no driver'} holds it: sudo ugds bind {address} --driver ugds_drv"]
     else:
-        reason = words
-    return Transport("ugds_drv", False, ("direct",), (), (reason,))
+        reasons = [words]
+    possible = not reasons
+    uris = (f"pci:{address}", f"{roots.dev / (drv_node(roots, address) or '')}") if possible else ()
+    if possible:
+        reasons += filter(None, [locked_memory_problem(roots)])
+        if not is_translated(roots, address):
+            reasons.append("without an IOMMU that translates nothing keeps it from memory that is not yours")
+    return Transport("ugds_drv", possible, ("direct",), uris, tuple(reasons))
 
 
 def file(roots: Roots, driver: str | None, namespaces: tuple[tuple[Attached, tuple[str, ...], bool], ...]) -> Transport:

@@ -192,9 +192,10 @@ FAKE_EXPORT CUresult cuMemGetHandleForAddressRange(void* handle, CUdeviceptr poi
     if (!fits) return misuse(CUDA_ERROR_INVALID_VALUE, "the range to be exported is not in one allocation");
     // A stand-in of the right size: the memory is not in it, and as with the real one nobody should map it.
     const std::string name = "fake_dmabuf:" + std::to_string(pointer) + ":" + std::to_string(size);
-    const int file = ::memfd_create(name.c_str(), MFD_CLOEXEC);
+    const int given = settings().dmabuf_descriptor;
+    const int file = given >= 0 ? ::fcntl(given, F_DUPFD_CLOEXEC, 0) : ::memfd_create(name.c_str(), MFD_CLOEXEC);
     if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (::ftruncate(file, static_cast<off_t>(size)) != 0) {
+    if (given < 0 && ::ftruncate(file, static_cast<off_t>(size)) != 0) {
       ::close(file);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }

@@ -52,6 +52,7 @@ void Settings::defaults() {
   driver_version = 13000;
   stream_words = dmabuf = true;
   dmabuf_pcie = reuse_streams = false;
+  dmabuf_descriptor = -1;
   copy_bytes_per_second = copy_microseconds = 0;
 }
 

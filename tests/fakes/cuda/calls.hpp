@@ -55,6 +55,7 @@ inline Entry entry{name.text.data()};
 struct Settings {
   std::atomic<int> gpus, connections, driver_version;
   std::atomic<bool> stream_words, dmabuf, dmabuf_pcie, reuse_streams;
+  std::atomic<int> dmabuf_descriptor;
   std::atomic<double> copy_bytes_per_second, copy_microseconds;
   Settings() { defaults(); }
   void defaults();

@@ -19,6 +19,8 @@ extern "C" {
  *   dmabuf                 whether memory can be exported as a DMA-BUF (1)
  *   dmabuf_pcie            whether that works with the PCIe mapping flag (0, as on the H200: 801)
  *   reuse_streams          whether a stream that is made may get the handle of one that was destroyed (0)
+ *   dmabuf_descriptor      what is given for such a DMA-BUF: a duplicate of this descriptor, whatever is behind it; -1:
+ *                          a file of the right size, which nobody can map (-1)
  *   copy_bytes_per_second  how fast a copy is; 0: as fast as it goes (0)
  *   copy_microseconds      what a copy takes besides (0)
  *   driver_version         what cuDriverGetVersion says (13000) */

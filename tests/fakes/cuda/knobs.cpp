@@ -34,6 +34,8 @@ constexpr Trait traits[] = {
     {"dmabuf_pcie", [] { return double(settings().dmabuf_pcie); }, [](double v) { settings().dmabuf_pcie = v != 0; }},
     {"reuse_streams", [] { return double(settings().reuse_streams); },
      [](double v) { settings().reuse_streams = v != 0; }},
+    {"dmabuf_descriptor", [] { return double(settings().dmabuf_descriptor); },
+     [](double v) { settings().dmabuf_descriptor = static_cast<int>(v); }},
     {"copy_bytes_per_second", [] { return settings().copy_bytes_per_second.load(); },
      [](double v) { settings().copy_bytes_per_second = v; }},
     {"copy_microseconds", [] { return settings().copy_microseconds.load(); },

@@ -20,9 +20,15 @@ import kernel_log
 import pytest
 from devices import Controller, PciDevice
 from host import JOB, Host
+from small_nvme import SmallNvme
+
+from drv import DrvFile, node_of
 
 BOOT = os.environ.get("UGDS_VM_BOOT", "")
 LIMIT = 90.0
+LEAKS = Path("/sys/kernel/debug/kmemleak")
+#: The drivers that hand controllers out, for tests that do not say in which way they open them.
+TRANSPORTS = ["vfio-pci", "ugds_drv"]
 
 
 def boots_of(item: pytest.Item) -> list[str]:
@@ -92,6 +98,8 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 @pytest.fixture(scope="session")
 def _kernel_log() -> Iterator[kernel_log.KernelLog]:
     log = kernel_log.KernelLog()
+    if LEAKS.exists():
+        LEAKS.write_text("scan=off")  # looks when a test asks it to, not in the middle of some other
     yield log
     log.close()
 
@@ -102,7 +110,9 @@ def quiet_kernel(request: pytest.FixtureRequest, _kernel_log: kernel_log.KernelL
     _kernel_log.new_lines()
     yield
     marker = request.node.get_closest_marker("provokes")
-    wrong = kernel_log.judge(_kernel_log.new_lines(), marker.args if marker else ())
+    tolerated = request.node.get_closest_marker("tolerates")
+    words = [mark.args if mark else () for mark in (marker, tolerated)]
+    wrong = kernel_log.judge(_kernel_log.new_lines(), *words)
     if wrong:
         pytest.fail(wrong, pytrace=False)
 
@@ -158,19 +168,51 @@ def peer(machine: dict[str, Any]) -> PciDevice:
     return PciDevice("peer", machine["peer"]["glob"], machine["peer"]["port"])
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that opens controllers and does not say how has one run for each driver that hands them out."""
+    says = "way" in metafunc.function.__code__.co_varnames or metafunc.definition.get_closest_marker("transport")
+    if "transport" in metafunc.fixturenames and not says:
+        metafunc.parametrize("transport", TRANSPORTS, indirect=True)
+
+
 @pytest.fixture
-def open_ssd(machine: dict[str, Any], controllers: dict[str, Controller]) -> Iterator[Callable[..., Any]]:
-    """Opens a controller by its name, from vfio-pci: `open_ssd("two", "type1", ns=2, queues=1)`. Without a way, as a
-    user would, who has to say so where there is no IOMMU. What it opened is closed at the end of the test."""
+def transport(request: pytest.FixtureRequest) -> str:
+    """The driver that hands controllers out where a test does not say in which way they are opened."""
+    marker = request.node.get_closest_marker("transport")
+    return str(marker.args[0] if marker else getattr(request, "param", TRANSPORTS[0]))
+
+
+@pytest.fixture
+def uri_of(machine: dict[str, Any], controllers: dict[str, Controller], transport: str) -> Callable[..., str]:
+    """Gives a controller to a driver, and what to open then: `uri_of("two", "type1", ns=2)`. The way is one of vfio's
+    IOMMU interfaces, or "ugds_drv". Without one, as a user would open it, who has to say so where vfio finds no
+    IOMMU."""
+
+    def make(name: str, way: str = "", **parameters: Any) -> str:
+        if way == "ugds_drv" or (not way and transport == "ugds_drv"):
+            if (reason := JOB / "no-module").exists():
+                pytest.skip(reason.read_text())
+            controllers[name].bind("ugds_drv")
+        else:
+            give_to_vfio(machine, controllers[name])
+            way = way or ("" if machine["iommu"] else "none")
+            parameters = {**({"iommu": way} if way else {}), **parameters}
+        query = "&".join(f"{key}={value}" for key, value in parameters.items())
+        return f"{controllers[name].uri}?{query}" if query else controllers[name].uri
+
+    return make
+
+
+@pytest.fixture
+def open_ssd(uri_of: Callable[..., str]) -> Iterator[Callable[..., Any]]:
+    """Opens a controller by its name, in the way that `uri_of` takes: `open_ssd("two", "type1", ns=2, queues=1)`. What
+    it opened is closed at the end of the test."""
     import ugds
 
     with ExitStack() as stack:
 
         def open_one(name: str, way: str = "", ns: int = 0, **options: Any) -> ugds.Device:
-            give_to_vfio(machine, controllers[name])
-            way = way or ("" if machine["iommu"] else "none")
-            query = "&".join([f"iommu={way}"] * bool(way) + [f"ns={ns}"] * bool(ns))
-            uri = f"{controllers[name].uri}?{query}" if query else controllers[name].uri
+            uri = uri_of(name, way, **({"ns": ns} if ns else {}))
             return stack.enter_context(ugds.open(uri, **options))
 
         yield open_one
@@ -191,6 +233,44 @@ def vfio(machine: dict[str, Any], controllers: dict[str, Controller]) -> Callabl
         return controllers[name]
 
     return give
+
+
+@pytest.fixture
+def drv(controllers: dict[str, Controller]) -> Iterator[Callable[[str], Controller]]:
+    """A controller by its name, given to ugds_drv; taken from it at the end of the test."""
+    if (reason := JOB / "no-module").exists():
+        pytest.skip(reason.read_text())
+    given: list[Controller] = []
+
+    def give(name: str) -> Controller:
+        controllers[name].bind("ugds_drv")
+        given.append(controllers[name])
+        return controllers[name]
+
+    yield give
+    for controller in given:
+        if controller.present:
+            controller.unbind()
+
+
+@pytest.fixture
+def open_drv(drv: Callable[[str], Controller]) -> Iterator[Callable[[str], DrvFile]]:
+    """Opens the node of a controller, by its name. It is closed at the end of the test."""
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(DrvFile(node_of(drv(name))))
+
+
+@pytest.fixture
+def drive(open_drv: Callable[[str], DrvFile]) -> Iterator[Callable[..., SmallNvme]]:
+    """Enables a controller, by its name, through ugds_drv: `drive("two")` has an admin queue and one for I/O."""
+    with ExitStack() as stack:
+
+        def start(name: str, **options: Any) -> SmallNvme:
+            nvme = SmallNvme(open_drv(name), **options)
+            stack.callback(nvme.close)
+            return nvme
+
+        yield start
 
 
 @pytest.fixture

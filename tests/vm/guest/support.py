@@ -23,13 +23,15 @@ WAYS = [
     pytest.param("iommufd", marks=pytest.mark.boot("iommufd")),
     pytest.param("type1", marks=pytest.mark.boot("iommufd", "debian")),
     pytest.param("none", marks=pytest.mark.boot("noiommu")),
+    pytest.param("ugds_drv", marks=pytest.mark.boot("iommufd", "debian", "noiommu")),
 ]
-#: The same for what only the IOMMU's two ways have.
+#: The same for what only vfio has with an IOMMU.
 IOMMU_WAYS = WAYS[:2]
 #: For what a kernel that checks itself should see too.
 CHECKED_WAYS = [
     pytest.param("iommufd", marks=pytest.mark.boot("iommufd", "debug")),
     pytest.param("type1", marks=pytest.mark.boot("debian", "debug")),
+    pytest.param("ugds_drv", marks=pytest.mark.boot("iommufd", "debian", "debug")),
 ]
 
 
@@ -101,14 +103,14 @@ def run_child(program: str, *arguments: str, prefix: Sequence[str] = (), seconds
 
 
 def descriptors() -> list[str]:
-    """What this process has open of vfio, IOMMUs and eventfds."""
+    """What this process has open of vfio, IOMMUs, ugds_drv and eventfds."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(link)
         except OSError:  # the descriptor by which the folder was read
             continue
-        if any(word in target for word in ("vfio", "iommu", "eventfd", "dmabuf")):
+        if any(word in target for word in ("vfio", "iommu", "ugds_drv", "eventfd", "dmabuf")):
             found.append(target)
     return sorted(found)
 

@@ -16,9 +16,11 @@ import pytest
 import support
 import ugds
 import ugds.host
-from devices import Controller, disk_of, write_direct
-from host import Host
+from devices import Controller, disk_of, load, write_direct
+from host import JOB, Host
 from support import MIB, write_and_read
+
+from drv import node_of
 
 pytestmark = pytest.mark.boot("debian")
 
@@ -82,6 +84,34 @@ def test_an_unused_controller_is_moved_to_vfio_and_back(coarse: Controller) -> N
     back = ugds.host.unbind(coarse.address)
     assert (back.before, back.after, back.changed) == ("vfio-pci", "nvme", True)
     assert coarse.driver == "nvme"
+    assert disk_of(coarse).exists()
+
+
+def test_the_kernel_helper_takes_it_too_and_its_node_is_shown(coarse: Controller) -> None:
+    if (reason := JOB / "no-module").exists():
+        pytest.skip(reason.read_text())
+    load("ugds_drv")
+    change = ugds.host.bind(coarse.address, "ugds_drv")
+    assert (change.before, change.after, change.changed) == ("nvme", "ugds_drv", True)
+    node = f"/dev/{node_of(coarse).name}"
+    assert any(node in hint for hint in change.hints)
+    shown = next(each for each in ugds.host.devices() if each.address == coarse.address)
+    way = next(each for each in shown.transports if each.name == "ugds_drv")
+    assert (shown.holder, way.possible, way.uris) == ("ugds_drv", True, (change.uri, node))
+    for uri in way.uris:
+        with ugds.open(uri) as ssd:
+            assert ssd.info.transport == "ugds_drv"
+            write_and_read(ssd, 64 * MIB, 64 * 1024, seed=2)
+    said = command_line("devices", coarse.address)
+    assert node in said.stdout
+    with Path(node).open("rb") as opened, subprocess.Popen(["sleep", "60"], stdin=opened) as holder:
+        with pytest.raises(ugds.Error) as refused:
+            ugds.host.unbind(coarse.address)
+        assert "sleep" in refused.value.cause
+        assert Path(node).name in refused.value.cause
+        holder.kill()
+    back = ugds.host.unbind(coarse.address)
+    assert (back.before, back.after, coarse.driver) == ("ugds_drv", "nvme", "nvme")
     assert disk_of(coarse).exists()
 
 

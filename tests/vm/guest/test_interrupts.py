@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 import support
 import ugds
-from devices import Controller
 from host import Host
 from support import KIB, MIB, noise
 
@@ -35,8 +34,8 @@ def test_interrupts_wake_waiters_and_are_counted(open_ssd: Open, host: Host, slo
 
 
 @pytest.mark.boot("iommufd")
-def test_a_uri_can_ask_for_them_and_a_keyword_stands_above_it(vfio: Callable[[str], Controller]) -> None:
-    uri = f"{vfio('two').uri}?interrupts=1"
+def test_a_uri_can_ask_for_them_and_a_keyword_stands_above_it(uri_of: Callable[..., str]) -> None:
+    uri = uri_of("two", interrupts=1)
     with ugds.open(uri) as ssd:
         assert ssd.info.completion == "interrupt"
     with ugds.open(uri, interrupts=False) as ssd:

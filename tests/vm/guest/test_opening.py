@@ -19,6 +19,7 @@ from support import MIB, WITHOUT_LOCK_PRIVILEGE, write_and_read
 
 Open = Callable[..., ugds.Device]
 Vfio = Callable[[str], Controller]
+UriOf = Callable[..., str]
 pytestmark = pytest.mark.boot("iommufd", "debian")
 
 
@@ -123,8 +124,8 @@ with ugds.open(sys.argv[1]) as ssd:
 
 @pytest.mark.parametrize("way", support.WAYS)
 @pytest.mark.boot("iommufd", "debian", "noiommu")
-def test_a_second_process_is_told_that_the_controller_is_in_use(vfio: Vfio, open_ssd: Open, way: str) -> None:
-    uri = f"{vfio('two').uri}?iommu={way}"
+def test_a_second_process_is_told_that_the_controller_is_in_use(uri_of: UriOf, open_ssd: Open, way: str) -> None:
+    uri = uri_of("two", way)
     with support.child(HOLD, uri) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
@@ -168,8 +169,8 @@ except ugds.Error as error:
 
 
 @pytest.mark.parametrize("way", support.IOMMU_WAYS)
-def test_a_limit_of_locked_memory_that_is_too_small_is_named_with_its_remedy(vfio: Vfio, way: str) -> None:
-    uri = f"{vfio('two').uri}?iommu={way}"
+def test_a_limit_of_locked_memory_that_is_too_small_is_named_with_its_remedy(uri_of: UriOf, way: str) -> None:
+    uri = uri_of("two", way)
     status, said = support.run_child(REGISTER, uri, str(4 * MIB), prefix=WITHOUT_LOCK_PRIVILEGE)
     assert status == 0, said
     assert f"register {errno.ENOMEM}" in said
@@ -198,8 +199,8 @@ print("closed", pinned() - before)
 
 
 @pytest.mark.parametrize("way", support.IOMMU_WAYS)
-def test_closing_a_registration_unpins_its_pages_and_closing_the_device_the_rest(vfio: Vfio, way: str) -> None:
-    uri = f"{vfio('two').uri}?iommu={way}"
+def test_closing_a_registration_unpins_its_pages_and_closing_the_device_the_rest(uri_of: UriOf, way: str) -> None:
+    uri = uri_of("two", way)
     limited = ("prlimit", f"--memlock={64 * MIB}", *WITHOUT_LOCK_PRIVILEGE)
     status, said = support.run_child(PINNED, uri, prefix=limited)
     assert status == 0, said

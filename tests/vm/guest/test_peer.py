@@ -30,6 +30,12 @@ NEAR = [
     pytest.param("peered", marks=pytest.mark.boot("iommufd")),
     pytest.param("coarse", marks=pytest.mark.boot("iommufd", "debian")),
 ]
+#: How a DMA-BUF is imported, and for which controller: below a switch, or below another root port of a processor that
+#: forwards between them.
+IMPORTS = [
+    pytest.param("iommufd", "peered", marks=pytest.mark.boot("iommufd")),
+    pytest.param("ugds_drv", "two", marks=pytest.mark.boot("debug")),
+]
 
 
 @contextmanager
@@ -99,21 +105,24 @@ def test_a_bar_that_is_mapped_here_is_reached_by_type1(
         both_ways(ssd, buffer, host, f"{name}1")
 
 
-@pytest.mark.parametrize("name", ["peered", "coarse"])
-@pytest.mark.boot("iommufd")
-def test_a_bar_that_is_a_dma_buf_is_reached_by_iommufd(open_ssd: Open, host: Host, peer: PciDevice, name: str) -> None:
-    with exported(peer) as (_, fd), open_ssd(name, "iommufd") as ssd, ugds.register_dmabuf(fd, SIZE) as buffer:
+@pytest.mark.parametrize(
+    ("way", "name"), [*IMPORTS, pytest.param("iommufd", "coarse", marks=pytest.mark.boot("iommufd"))]
+)
+def test_a_bar_that_is_a_dma_buf_is_reached(open_ssd: Open, host: Host, peer: PciDevice, way: str, name: str) -> None:
+    with exported(peer) as (_, fd), open_ssd(name, way) as ssd, ugds.register_dmabuf(fd, SIZE) as buffer:
         assert (buffer.memory, buffer.route, buffer.nbytes) == ("peer", "direct", SIZE)
         both_ways(ssd, buffer, host, f"{name}1")
 
 
-@pytest.mark.boot("iommufd")
-def test_large_transfers_and_many_threads_reach_a_dma_buf(open_ssd: Open, host: Host, peer: PciDevice) -> None:
+@pytest.mark.parametrize(("way", "name"), IMPORTS)
+def test_large_transfers_and_many_threads_reach_a_dma_buf(
+    open_ssd: Open, host: Host, peer: PciDevice, way: str, name: str
+) -> None:
     data = noise(32 * MIB, 1)
-    host.write_image("peered1", 0, data)
+    host.write_image(f"{name}1", 0, data)
     with (
         exported(peer) as (_, fd),
-        open_ssd("peered", "iommufd", queues=4, interrupts=True) as ssd,
+        open_ssd(name, way, queues=4, interrupts=True) as ssd,
         ugds.register_dmabuf(fd, SIZE) as buffer,
     ):
         assert ssd.read(buffer, 0, 32 * MIB, 16 * MIB) == 32 * MIB
@@ -135,26 +144,28 @@ def test_large_transfers_and_many_threads_reach_a_dma_buf(open_ssd: Open, host: 
 
 
 @pytest.mark.parametrize(("start", "length"), [(4 * KIB, 4 * MIB), (60 * MIB, 4 * MIB)])
-@pytest.mark.boot("iommufd")
+@pytest.mark.parametrize(("way", "name"), IMPORTS)
 def test_a_part_of_a_dma_buf_is_a_buffer_of_its_own(
-    open_ssd: Open, host: Host, peer: PciDevice, start: int, length: int
+    open_ssd: Open, host: Host, peer: PciDevice, start: int, length: int, way: str, name: str
 ) -> None:
     with (
         exported(peer) as (_, fd),
-        open_ssd("peered", "iommufd") as ssd,
+        open_ssd(name, way) as ssd,
         ugds.register_dmabuf(fd, length, start) as buffer,
     ):
-        both_ways(ssd, buffer, host, "peered1", start)
+        both_ways(ssd, buffer, host, f"{name}1", start)
         with pytest.raises(ugds.Error) as beyond:
             ssd.read(buffer, 0, 8 * KIB, length - 4 * KIB)
         assert beyond.value.errno in (errno.EINVAL, errno.ERANGE)
 
 
-@pytest.mark.boot("iommufd")
-def test_a_slice_that_the_exporter_made_is_all_that_is_reached(open_ssd: Open, host: Host, peer: PciDevice) -> None:
-    with exported(peer, (8 * MIB, 4 * MIB)) as (_, fd), open_ssd("peered", "iommufd") as ssd:
+@pytest.mark.parametrize(("way", "name"), IMPORTS)
+def test_a_slice_that_the_exporter_made_is_all_that_is_reached(
+    open_ssd: Open, host: Host, peer: PciDevice, way: str, name: str
+) -> None:
+    with exported(peer, (8 * MIB, 4 * MIB)) as (_, fd), open_ssd(name, way) as ssd:
         with ugds.register_dmabuf(fd, 4 * MIB) as buffer:
-            both_ways(ssd, buffer, host, "peered1", 8 * MIB)
+            both_ways(ssd, buffer, host, f"{name}1", 8 * MIB)
         with pytest.raises(ugds.Error) as beyond:
             ugds.register_dmabuf(fd, 8 * MIB)
         assert beyond.value.errno == errno.EINVAL
@@ -173,10 +184,10 @@ def buffers() -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Total ") and "objects" in line)
 
 
-@pytest.mark.boot("iommufd")
-def test_closing_the_registration_lets_go_of_the_dma_buf(open_ssd: Open, peer: PciDevice) -> None:
+@pytest.mark.parametrize(("way", "name"), IMPORTS)
+def test_closing_the_registration_lets_go_of_the_dma_buf(open_ssd: Open, peer: PciDevice, way: str, name: str) -> None:
     before = buffers()
-    with open_ssd("peered", "iommufd") as ssd:
+    with open_ssd(name, way) as ssd:
         with exported(peer) as (_, fd):
             buffer = ugds.register_dmabuf(fd, SIZE)
             assert buffers() == before + 1
@@ -232,25 +243,27 @@ def test_a_mapped_bar_is_refused_by_iommufd_with_the_way_that_works(open_ssd: Op
         assert "DMA-BUF" in refused.value.hint
 
 
-@pytest.mark.boot("iommufd")
-def test_peer_memory_has_no_address_here(open_ssd: Open, peer: PciDevice) -> None:
-    with exported(peer) as (_, fd), open_ssd("peered", "iommufd"), ugds.register_dmabuf(fd, MIB) as buffer:
+@pytest.mark.parametrize(("way", "name"), IMPORTS)
+def test_peer_memory_has_no_address_here(open_ssd: Open, peer: PciDevice, way: str, name: str) -> None:
+    with exported(peer) as (_, fd), open_ssd(name, way), ugds.register_dmabuf(fd, MIB) as buffer:
         with pytest.raises((BufferError, TypeError, ugds.Error)):
             memoryview(buffer)
         assert len(buffer) == MIB
 
 
-@pytest.mark.boot("iommufd")
-def test_memory_that_may_only_be_read_is_never_written(open_ssd: Open, host: Host, peer: PciDevice) -> None:
+@pytest.mark.parametrize(("way", "name"), IMPORTS)
+def test_memory_that_may_only_be_read_is_never_written(
+    open_ssd: Open, host: Host, peer: PciDevice, way: str, name: str
+) -> None:
     host.write_peer(0, b"\xdd" * MIB)
     with (
         exported(peer) as (_, fd),
-        open_ssd("peered", "iommufd") as ssd,
+        open_ssd(name, way) as ssd,
         ugds.register_dmabuf(fd, MIB, readonly=True) as buffer,
     ):
         assert buffer.readonly
         assert ssd.write(buffer, 32 * MIB) == MIB
-        assert host.read_image("peered1", 32 * MIB, MIB) == b"\xdd" * MIB
+        assert host.read_image(f"{name}1", 32 * MIB, MIB) == b"\xdd" * MIB
         with pytest.raises(ugds.Error):
             ssd.read(buffer, 0)
         assert host.read_peer(0, MIB) == b"\xdd" * MIB

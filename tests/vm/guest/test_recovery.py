@@ -19,7 +19,7 @@ from support import KIB, MIB, Guarded, noise, write_and_read
 
 Open = Callable[..., ugds.Device]
 Slow = Callable[[str, int], None]
-Vfio = Callable[[str], Controller]
+UriOf = Callable[..., str]
 UNRECOVERED_READ, WRITE_FAULT = 0x281, 0x280
 pytestmark = pytest.mark.boot("iommufd", "debug")
 
@@ -152,9 +152,9 @@ def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
 @pytest.mark.parametrize("interrupts", ["0", "1"])
 @pytest.mark.parametrize("way", support.CHECKED_WAYS)
 def test_after_a_kill_during_writes_all_that_was_acknowledged_is_there(
-    vfio: Vfio, open_ssd: Open, host: Host, way: str, interrupts: str
+    uri_of: UriOf, open_ssd: Open, host: Host, way: str, interrupts: str
 ) -> None:
-    with support.child(WRITE_GENERATIONS, f"{vfio('two').uri}?iommu={way}", interrupts) as writer:
+    with support.child(WRITE_GENERATIONS, uri_of("two", way), interrupts) as writer:
         acknowledged = 0
         for line in lines_of(writer):
             if line.strip().isdigit():
@@ -186,12 +186,12 @@ with ugds.open(sys.argv[1]) as ssd, ugds.empty("4MiB") as buffer:
 
 @pytest.mark.parametrize("way", support.CHECKED_WAYS)
 def test_a_kill_while_the_controller_holds_commands_leaves_nothing_behind(
-    vfio: Vfio, open_ssd: Open, host: Host, slow: Slow, way: str
+    uri_of: UriOf, controllers: dict[str, Controller], open_ssd: Open, host: Host, slow: Slow, way: str
 ) -> None:
-    two = vfio("two")
+    uri, two = uri_of("two", way), controllers["two"]
     host.write_image("two1", 0, b"\x66" * 4 * MIB)
     slow("two1", 64 * KIB)
-    with support.child(READ_SLOWLY, f"{two.uri}?iommu={way}") as reader:
+    with support.child(READ_SLOWLY, uri) as reader:
         assert any("reading" in line for line in lines_of(reader))
         time.sleep(0.7)
         # Whoever gets the pages that it had must not see the data of its commands arrive.
@@ -207,9 +207,9 @@ def test_a_kill_while_the_controller_holds_commands_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("way", support.CHECKED_WAYS[:1])
-def test_a_process_may_end_without_closing(vfio: Vfio, open_ssd: Open, way: str) -> None:
+def test_a_process_may_end_without_closing(uri_of: UriOf, controllers: dict[str, Controller], way: str) -> None:
     program = "import sys, ugds\nssd = ugds.open(sys.argv[1])\nbuffer = ugds.empty(65536)\nprint(ssd.read(buffer))"
     for _ in range(3):
-        status, said = support.run_child(program, f"{vfio('two').uri}?iommu={way}")
+        status, said = support.run_child(program, uri_of("two", way))
         assert (status, said.strip()) == (0, "65536")
-    assert not vfio("two").bus_master()
+    assert not controllers["two"].bus_master()
