@@ -90,7 +90,7 @@ class Stream::Submission {
   /// A call of the runtime. After one that failed there is no other: copies that no wait is in front of would run.
   template <class Call>
   void enqueue_by(Call&& call) {
-    if (code_ == 0) code_ = call(*s_.runtime_);
+    if (code_ == 0 && !is_counting_) code_ = call(*s_.runtime_);
   }
   [[gnu::cold]] bool refuse(const Transfer* t, int code, const std::string& cause, const char* hint);
   [[gnu::cold]] bool refuse(const Transfer& t, Refusal refusal);
@@ -110,7 +110,9 @@ class Stream::Submission {
   std::size_t word_count_ = 0;
   StreamOp::Cursor cursor_;
   std::uint32_t order_ = 0;
-  bool is_prepared_ = false, failed_late_ = false, first_ = true, is_idle_ = false, has_passed_ = false;
+  bool is_prepared_ = false, failed_late_ = false;
+  bool is_counting_ = false;  ///< nothing is enqueued: what it takes is counted
+  bool first_ = true, is_idle_ = false, has_passed_ = false;
   int code_ = 0;
 };
 
@@ -376,12 +378,17 @@ void Stream::Submission::make(Kind kind, bool last) {
     s_.tail_.store(tail + 1, std::memory_order_seq_cst);
     if (last) worker_.wake();
   };
-  // Where the stream has nothing to do it is there already: the device begins while it is told to wait. What one kernel
-  // holds is handed over before it is launched in any case: a launch may return only when the kernel has ended.
+  // Where the stream has nothing to do it is there already: the device begins while it is told to wait.
   const bool at_once =
       op.held_by_kernel && op.first && last && has_passed_ && s_.runtime_->is_idle(s_.place_, s_.handle_);
   if (at_once) s_.reached_.host->store(op.reached + 1, std::memory_order_release);
-  if (op.held_by_kernel) hand_over();
+  // It is handed over before it is enqueued. A call of the runtime may wait for what was enqueued before it, in its own
+  // thread, as launches do under checkers, or in another's that frees memory meanwhile: somebody has to end that.
+  is_counting_ = true;
+  if (!op.held_by_kernel) enqueue(op, at_once);
+  is_counting_ = false;
+  if (!op.held_by_kernel) op.orders = order_;
+  hand_over();
   enqueue(op, at_once);
   if (code_ != 0) {
     // What was enqueued of it is let through.
@@ -389,17 +396,12 @@ void Stream::Submission::make(Kind kind, bool last) {
            "the GPU's stream did not take the request: " + s_.runtime_->words(code_),
            "a kernel of the program may have faulted; its context is not usable then");
     *op.refusal = last_error();
-    if (!op.held_by_kernel) {
-      op.broken = true;
-      if (op.result != nullptr) op.result->copied_ = nullptr;
-    }
   }
   const auto before = op.enqueued.exchange(code_ != 0 ? StreamOp::Enqueued::broken : StreamOp::Enqueued::yes,
                                            std::memory_order_acq_rel);
   // Its end was told already.
   if (code_ != 0 && before == StreamOp::Enqueued::assumed) failed_late_ = true;
   code_ = 0;
-  if (!op.held_by_kernel) hand_over();
 }
 
 /// Whether one launch does all of a staged operation: a read of one request, to where its bytes can be stored as they
@@ -434,6 +436,10 @@ bool Stream::Submission::has_many_copies(const StreamOp& op) {
 
 void Stream::Submission::flush() {
   if (word_count_ == 0) return;
+  if (is_counting_) {
+    word_count_ = 0;
+    return;
+  }
   enqueue_by([&](gpu::Runtime& runtime) {
     return runtime.enqueue_words(s_.place_, s_.handle_, std::span(words_.data(), word_count_));
   });
@@ -441,10 +447,13 @@ void Stream::Submission::flush() {
 }
 
 void Stream::Submission::call(StreamOp& op, void (*function)(void*), const gpu::Word& word, std::uint64_t value) {
+  if (is_counting_) {
+    ++op.holds;
+    return;
+  }
   flush();
   Hold& hold = s_.holds_[s_.next_hold_++ % kHolds];
   hold = {word.host, value};
-  ++op.holds;
   enqueue_by([&](gpu::Runtime& runtime) { return runtime.enqueue_call(s_.place_, s_.handle_, function, &hold); });
 }
 
@@ -496,7 +505,6 @@ void Stream::Submission::copies(StreamOp& op, std::uint32_t number) {
     return runtime.enqueue_copies(s_.place_, s_.handle_, orders, std::max(count, 1u), most);
   });
   order_ += std::max(count, 1u);
-  op.orders = order_;
 }
 
 void Stream::Submission::tell_status(const StreamOp& op) {
