@@ -392,7 +392,7 @@ void Stream::Submission::make(Kind kind, bool last) {
   enqueue(op, at_once);
   if (code_ != 0) {
     // What was enqueued of it is let through.
-    refuse(op.parts != 0 ? &s_.part(op.first_part).transfer : nullptr, EIO,
+    refuse(call_.requests.empty() ? nullptr : &call_.requests[0], EIO,
            "the GPU's stream did not take the request: " + s_.runtime_->words(code_),
            "a kernel of the program may have faulted; its context is not usable then");
     *op.refusal = last_error();
@@ -483,10 +483,11 @@ void Stream::Submission::copies(StreamOp& op, std::uint32_t number) {
   flush();
   const StreamPlan::Piece piece = op.plan.piece(number);
   Fragment fragment;
-  std::uint32_t count = 0;
-  std::uint64_t at = 0, bytes = 0, most = 0;
+  // One request that is bound late is the worker's from now on: it may have begun.
+  std::uint32_t count = call_.late ? 1 : 0;
+  std::uint64_t at = 0, bytes = 0, most = call_.late ? piece.bytes : 0;
   gpu::Address gpu = 0;
-  while (s_.next(op, piece, cursor_, fragment)) {
+  while (!call_.late && s_.next(op, piece, cursor_, fragment)) {
     ++count;
     most = std::max(most, fragment.bytes);
     if (op.by_kernel) continue;
@@ -546,7 +547,8 @@ void Stream::Submission::hold_by_kernel(const StreamOp& op, std::uint64_t tell) 
   pieces.allowed_at = op.allowed;
   pieces.tell = tell;
   if (op.staged) {
-    const Transfer& t = s_.part(op.first_part).transfer;
+    // What is bound late is the worker's from now on: it may have begun.
+    const Transfer& t = call_.late ? call_.requests[0] : s_.part(op.first_part).transfer;
     if (call_.late) {
       pieces.order = s_.orders_.device;
     } else {

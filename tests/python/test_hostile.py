@@ -22,6 +22,7 @@ def test_a_buffer_is_held_while_an_unaligned_request_copies_to_it() -> None:
     with ugds.open("emulated:1MiB?latency=300ms") as ssd, ugds.register(bytearray(8192)) as buffer:
         thread = threading.Thread(target=ssd.read, args=(buffer, 1, 1000, 4096))
         thread.start()
+        time.sleep(0.05)  # it has begun, and is far from done
         refused = 0
         while thread.is_alive():
             try:
