@@ -130,8 +130,9 @@ TEST_CASE("staged: callers wait for a lane within their deadline, and may be int
   GpuMemory target(1 * MiB, Demand::staged);
   std::vector<std::thread> threads;
   std::atomic<int> right{0};
-  for (int i = 0; i < 8; ++i) {
-    threads.emplace_back([&] { right += engine::run_staged(slow.handle, reading(target, 0, 4 * KiB), {}) == 4096; });
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    threads.emplace_back(
+        [&, i] { right += engine::run_staged(slow.handle, reading(target, 0, 4 * KiB, i * 4 * KiB), {}) == 4096; });
   }
   std::this_thread::sleep_for(200ms);
   const std::uint64_t start = monotonic_ns();
