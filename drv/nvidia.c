@@ -112,7 +112,7 @@ int ugds_request_map_nvidia(struct ugds_file *file, void *request, u32 *reason,
 	gpu->address = wish->address;
 	/* One range of addresses: CUDA's are unified with the process's. */
 	ret = ugds_ledger_claim(file, &gpu->mapping, current->mm, wish->address,
-				wish->length, reason);
+				wish->length, false, reason);
 	if (!ret)
 		ret = get(file->ud, gpu, wish->length, reason);
 	if (!ret)
