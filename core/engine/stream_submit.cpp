@@ -384,10 +384,12 @@ void Stream::Submission::make(Kind kind, bool last) {
   if (at_once) s_.reached_.host->store(op.reached + 1, std::memory_order_release);
   // It is handed over before it is enqueued. A call of the runtime may wait for what was enqueued before it, in its own
   // thread, as launches do under checkers, or in another's that frees memory meanwhile: somebody has to end that.
-  is_counting_ = true;
-  if (!op.held_by_kernel) enqueue(op, at_once);
-  is_counting_ = false;
-  if (!op.held_by_kernel) op.orders = order_;
+  if (!op.waits || op.by_kernel) {
+    is_counting_ = true;
+    enqueue(op, at_once);
+    is_counting_ = false;
+  }
+  if (op.by_kernel) op.orders = order_;
   hand_over();
   enqueue(op, at_once);
   if (code_ != 0) {

@@ -422,7 +422,7 @@ void CudaRuntime::load_kernels(const Place& place) {
     const std::lock_guard guard(contexts_lock_);
     if (kernels_.contains(place.context)) return;
   }
-  // What waits is enqueued before what ends the wait is known to anybody: a launch must not wait for its end.
+  // A launch would wait for its kernel, and that for the device: each request would wait out the worker's patience.
   if (const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING"); blocking != nullptr && std::atoi(blocking) != 0)
     fail(EOPNOTSUPP, "stream", "CUDA_LAUNCH_BLOCKING is set, with which no kernel can wait for a device",
          "run without it, or give offsets and sizes when the request is submitted");
