@@ -24,7 +24,7 @@ const char* transport_name(Transport transport) {
 
 Mapping Device::map_descriptor(const DescriptorRange&, Access, std::uint64_t*) {
   fail(EOPNOTSUPP, "map", "this transport cannot reach memory that is known by a descriptor alone",
-       "map it into this process and register that");
+       "register memory that this process reaches; GPU memory can be staged (leave out require=\"direct\")");
 }
 
 Mapping Device::map_nvidia(std::uint64_t, Bytes, Access, std::uint64_t*) {

@@ -8,16 +8,16 @@
         ssd.read(buffer, offset=0, size="64KiB", buffer_offset=4096)
         print(ssd.info, ssd.stats(), sep="\\n")
 
-`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0)` gives a `Device`; 0 takes what the device
-offers, `deadline` is the time in seconds after which a command is aborted, and `mode` is what the device is to be good
-at: one of `modes()`, or of your own by `register_mode(name, factory)` (see `ugds.mode`). The same URIs work here, in C
-and on the command line: `emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what
-can be set).
+`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0, interrupts=None)` gives a `Device`; 0 takes
+what the device offers, `deadline` is the time in seconds after which a command is aborted, with `interrupts=True`
+waits sleep until the device interrupts, and `mode` is what the device is to be good at: one of `modes()`, or of your
+own by `register_mode(name, factory)` (see `ugds.mode`). The same URIs work here, in C and on the command line:
+`emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what can be set).
 
 `register(buffer, devices=None, require=None)` pins a buffer once and maps it to every open device, and to later ones
 when they are opened. A buffer is any object with the buffer protocol, or GPU memory of torch, CuPy, JAX or Numba. Its
-`Registration` says `memory` (host, cuda,
-hip, peer) and `route` (direct, staged, buffered); `require="direct"` fails with the reason where that cannot be had.
+`Registration` says `memory` (host, cuda, hip, peer) and `route` (direct, staged, buffered); `require="direct"` fails
+with the reason where that cannot be had.
 `empty(size)` gives new, registered, page-aligned and zeroed memory that every transport can reach;
 `register_dmabuf(fd, size)` takes another device's memory, which the SSD then reaches peer to peer.
 

@@ -68,5 +68,5 @@ def run(uri: str, socket: str, mode: int, as_json: bool) -> int:
             _tell_events(server, as_json)
         clients = server.clients
         server.close()
-        _tell(as_json, f"stopped after {clients} clients", event="stopped", clients=clients)
+        _tell(as_json, f"stopped after {clients} client{'' if clients == 1 else 's'}", event="stopped", clients=clients)
     return 0

@@ -73,7 +73,7 @@ def test_it_says_where_it_serves_and_ends_when_told_to(start: Start, tmp_path: P
         server.send_signal(number)
         assert server.wait(20) == 0
         assert drive.client.socket.recv(1) == b""
-    assert line(server) == "stopped after 1 clients"
+    assert line(server) == "stopped after 1 client"
     assert not path.exists()
     assert server.stderr is not None
     assert server.stderr.read() == ""

@@ -413,7 +413,7 @@ def _target_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _device_option(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("--device", metavar="URI", default=default, help="%(default)s is the default")
+    parser.add_argument("--device", metavar="URI", default=default, help=f"{default} is the default")
     _json_option(parser)
 
 

@@ -51,7 +51,8 @@ def the_gpu(ordinal: int) -> cuda.Gpu:
     try:
         return cuda.gpu(ordinal)
     except ugds.Error as error:
-        raise CommandError(f"this measures GPU memory, and {error.cause}") from None
+        remedy = f"\n  what to do: {error.hint}" if error.hint else ""
+        raise CommandError(f"this measures GPU memory, and {error.cause}{remedy}") from None
 
 
 @contextmanager

@@ -132,7 +132,8 @@ def no_iommu(roots: Roots, address: str) -> Refusal | None:
 def _driver_there(roots: Roots, address: str, driver: str) -> Iterator[Refusal]:
     available, words = transports.module_state(roots, driver)
     if available is False:
-        remedy = "install it with the kernel's extra modules" if driver == "vfio-pci" else "build and install ugds_drv"
+        ours = "build and install it as drv/README.md of uGDS's source says"
+        remedy = "install it with the kernel's extra modules" if driver == "vfio-pci" else ours
         yield Refusal(words, remedy)
     # vfio says whether it does without an IOMMU only when it is loaded: `binding` asks again then.
     if driver == "vfio-pci" and words == "loaded":
