@@ -104,20 +104,27 @@ class AddressSpace {
       const std::uint64_t entry = entry_of(iova);
       if ((entry & mask) != wanted) [[unlikely]]
         return refusal(entry, iova, wanted);
-      std::uint64_t run = kPage - (iova & (kPage - 1));
-      if (run < length) {
-        std::uint64_t next = (entry & ~kWritable) + kPage;
-        for (; run < length; run += kPage, next += kPage) {
-          const std::uint64_t other = entry_of(iova + run);
-          if ((other & mask) != wanted || (other & ~kWritable) != next) break;
-        }
-      }
-      if (run > length) run = length;
+      // Whether a page is writable matters to those who write.
+      const std::uint64_t run = run_from(iova, length, entry, kWritable & ~mask);
       if (!use(entry, iova, run)) return {};
       iova += run;
       length -= run;
     }
     return {};
+  }
+  /// Bytes from `iova`, at most `length`, whose entries are those of pages that follow each other, with the same bits
+  /// but for `ignored`.
+  std::uint64_t run_from(std::uint64_t iova, std::uint64_t length, std::uint64_t entry, std::uint64_t ignored) const {
+    std::uint64_t run = kPage - (iova & (kPage - 1)), next = (entry | ignored) + kPage;
+    const std::uint64_t page = (iova - kFirst) / kPage;
+    if (page < committed_) {
+      const std::uint64_t* at = table() + page + 1;
+      const std::uint64_t* const end = table() + committed_;
+      for (; run < length && at != end && (*at | ignored) == next; ++at, next += kPage) run += kPage;
+    } else {
+      for (; run < length && (entry_of(iova + run) | ignored) == next; next += kPage) run += kPage;
+    }
+    return run < length ? run : length;
   }
   std::uint64_t entry_of(std::uint64_t iova) const {
     const std::uint64_t page = (iova - kFirst) / kPage;  // wraps to a huge number below kFirst

@@ -213,14 +213,16 @@ std::uint16_t Controller::Impl::read_lists(Transfer& transfer, std::uint64_t lis
       return report(access, "a PRP list");
     }
     const std::uint64_t addresses = needed > room ? count - 1 : count;
-    for (std::uint64_t i = 0; i < addresses; ++i) {
-      const std::uint64_t entry = transfer.entries[from + i];
+    const std::uint64_t* const entries = transfer.entries.data() + from;
+    for (std::uint64_t i = 0, run; i < addresses; i += run) {
+      const std::uint64_t entry = entries[i];
       if (!is_aligned(entry, page_size)) {
         violations.add("prp-alignment", "PRP list entry 0x%llx has an offset in its page",
                        static_cast<unsigned long long>(entry));
         return nvme::status::invalid_prp_offset;
       }
-      const std::uint64_t bytes = std::min(remaining, page_size);
+      for (run = 1; i + run < addresses && entries[i + run] == entry + run * page_size;) ++run;
+      const std::uint64_t bytes = std::min(remaining, run * page_size);
       append(transfer.data, entry, bytes);
       remaining -= bytes;
     }

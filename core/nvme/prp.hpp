@@ -77,19 +77,22 @@ inline void build_prps(SubmissionEntry& entry, const PageAddresses& memory, std:
     return;
   }
   const std::size_t capacity = page_size / sizeof(std::uint64_t);
+  const std::size_t step = page_size >> kPageShift;
+  // From the second page on, addresses are those of whole pages.
+  const std::uint64_t* from = memory.pages + ((memory.offset + done) >> kPageShift);
+  std::uint64_t left = (length - done + page_size - 1) / page_size;
   std::uint32_t list = 0;
   ListPage page = lists(list);
   entry.prp2 = page.iova;
-  std::size_t used = 0;
-  for (; done < length; done += page_size) {
-    if (used == capacity - 1 && length - done > page_size) {
-      const ListPage next = lists(++list);
-      page.entries[used] = next.iova;
-      page = next;
-      used = 0;
-    }
-    page.entries[used++] = memory.at(done);
+  while (left > capacity) {
+    for (std::size_t i = 0; i < capacity - 1; ++i) page.entries[i] = from[i * step];
+    const ListPage next = lists(++list);
+    page.entries[capacity - 1] = next.iova;
+    page = next;
+    from += (capacity - 1) * step;
+    left -= capacity - 1;
   }
+  for (std::size_t i = 0; i < left; ++i) page.entries[i] = from[i * step];
 }
 
 }  // namespace ugds::nvme
