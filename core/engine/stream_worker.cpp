@@ -24,7 +24,7 @@ namespace {
 /// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
 constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
 /// Then it sleeps, and looks again after this long; the longer it has waited, the later.
-constexpr long kShortestNap = 30'000, kLongestNap = 500'000;
+constexpr long kShortestNap = 30'000, kLongestNap = 1'000'000;
 constexpr std::uint64_t kPieceMask = 7;
 static_assert(StreamPlan::kMostOpen <= kPieceMask + 1 && alignof(StreamOp) > kPieceMask);
 
@@ -135,7 +135,7 @@ void StreamWorker::rest() {
   }
   if (pending_.load(std::memory_order_acquire) != 0) {
     if (rested < kPollForArrival) return;
-    const timespec time{0, std::min(kLongestNap, kShortestNap + static_cast<long>(rested / 8))};
+    const timespec time{0, std::min(kLongestNap, kShortestNap + static_cast<long>(rested / 16))};
     nanosleep(&time, nullptr);
     return;
   }
