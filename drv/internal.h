@@ -50,6 +50,7 @@ struct ugds_device {
 
 	/* Constant while it is bound. */
 	u8 __iomem *registers;		/* CAP to CSTS */
+	struct pci_saved_state *saved;	/* its configuration, of probe */
 	resource_size_t bar_start;
 	resource_size_t bar_size;
 	int msix;			/* vectors that the function has */
