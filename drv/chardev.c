@@ -32,10 +32,10 @@ static int start(struct ugds_device *ud)
 		return ret;
 	ugds_vectors_on(ud);
 	/* Nothing of an earlier file's can be meant by what wedged it. */
-	if (ugds_go(ud, generation))
-		return 0;
-	ugds_vectors_off(ud);
-	return -EAGAIN;
+	ret = ugds_go(ud, generation);
+	if (ret)
+		ugds_vectors_off(ud);
+	return ret;
 }
 
 static struct ugds_file *make_file(struct ugds_device *ud, struct file *filp)

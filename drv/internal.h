@@ -125,7 +125,7 @@ void ugds_dismantle(struct ugds_file *file);
 void ugds_wedge(struct ugds_device *ud, u32 state, u32 cause);
 int ugds_stop(struct ugds_device *ud, bool with_flr, u32 *method,
 	      u64 *generation);
-bool ugds_go(struct ugds_device *ud, u64 generation);
+int ugds_go(struct ugds_device *ud, u64 generation);
 int ugds_request_reset(struct ugds_file *file, void *request, u32 *reason,
 		       struct ugds_mapping **made);
 

@@ -243,17 +243,20 @@ static void ugds_remove(struct pci_dev *pdev)
 	put_device(&ud->dev);
 }
 
-/* A kexec'd kernel must not be written to by commands of ours. */
+/*
+ * A kexec'd kernel must not be written to by commands of ours. Programs run on
+ * for a while, and would reset what is only wedged: so this is final.
+ */
 static void ugds_shutdown(struct pci_dev *pdev)
 {
-	struct ugds_device *ud = pci_get_drvdata(pdev);
-
-	ugds_wedge(ud, UGDS_DRV_STATE_WEDGED, UGDS_DRV_REASON_SUSPENDED);
+	ugds_wedge(pci_get_drvdata(pdev), UGDS_DRV_STATE_GONE,
+		   UGDS_DRV_REASON_REMOVED);
 }
 
 static int ugds_suspend(struct device *dev)
 {
-	ugds_shutdown(to_pci_dev(dev));
+	ugds_wedge(dev_get_drvdata(dev), UGDS_DRV_STATE_WEDGED,
+		   UGDS_DRV_REASON_SUSPENDED);
 	return 0;
 }
 

@@ -65,7 +65,9 @@ enum ugds_drv_state {
 	UGDS_DRV_STATE_LIVE = 0,
 	/* Bus mastering is off and the controller disabled, until RESET. */
 	UGDS_DRV_STATE_WEDGED = 1,
-	/* Removed, or unbound from the driver. Final. Registers read as ones. */
+	/* Removed, or unbound from the driver: registers read as ones. Or the
+	 * system shuts down. Final.
+	 */
 	UGDS_DRV_STATE_GONE = 2,
 };
 
