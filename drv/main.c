@@ -84,7 +84,8 @@ static int map_registers(struct ugds_device *ud)
 		return ret;
 	ud->bar_start = pci_resource_start(ud->pdev, 0);
 	ud->bar_size = pci_resource_len(ud->pdev, 0);
-	if (ud->bar_size < REGISTER_BYTES)
+	if (!(pci_resource_flags(ud->pdev, 0) & IORESOURCE_MEM) ||
+	    ud->bar_size < REGISTER_BYTES)
 		return -ENODEV;
 	ud->registers = ioremap(ud->bar_start, REGISTER_BYTES);
 	return ud->registers ? 0 : -ENOMEM;
