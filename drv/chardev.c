@@ -2,6 +2,8 @@
 /* The node: one file at a time, its requests and mappings, and its end. */
 #include <linux/eventfd.h>
 #include <linux/fs.h>
+#include <linux/nospec.h>
+#include <linux/security.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -13,9 +15,12 @@ static int may_open(struct ugds_device *ud)
 		return -ENODEV;
 	if (ud->file)
 		return -EBUSY;
-	if (!capable(CAP_SYS_RAWIO) && !ugds_is_isolated(ud->pdev))
+	if (ugds_is_isolated(ud->pdev))
+		return 0;
+	/* As for /dev/mem. A kernel that is locked down is so for root, too. */
+	if (!capable(CAP_SYS_RAWIO))
 		return -EPERM;
-	return 0;
+	return security_locked_down(LOCKDOWN_PCI_ACCESS);
 }
 
 /* A controller that has stopped, and may reach memory from now on. */
@@ -32,10 +37,10 @@ static int start(struct ugds_device *ud)
 		return ret;
 	ugds_vectors_on(ud);
 	/* Nothing of an earlier file's can be meant by what wedged it. */
-	if (ugds_go(ud, generation))
-		return 0;
-	ugds_vectors_off(ud);
-	return -EAGAIN;
+	ret = ugds_go(ud, generation);
+	if (ret)
+		ugds_vectors_off(ud);
+	return ret;
 }
 
 static struct ugds_file *make_file(struct ugds_device *ud, struct file *filp)
@@ -265,6 +270,7 @@ static long ugds_ioctl(struct file *filp, unsigned int command,
 	if (command != _IO(UGDS_DRV_IOC_TYPE, number) ||
 	    number >= ARRAY_SIZE(requests))
 		return -ENOTTY;
+	number = array_index_nospec(number, ARRAY_SIZE(requests));
 	ret = read_request(&any, requests[number].size, user);
 	if (ret)
 		return ret;

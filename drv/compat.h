@@ -42,8 +42,32 @@ static inline void ugds_signal(struct eventfd_ctx *event)
 }
 
 /*
- * Pins pages of this process. Not by the fast way, which looks at pages alone:
- * registers and coherent memory are told by their VMA.
+ * A long pin keeps the very pages that the process sees, whatever it writes
+ * later. Older kernels do that for pins to write alone: the zero page and those
+ * of a private file mapping would be replaced, and the device would go on to
+ * read what was there before. So private memory is pinned as if it were to be
+ * written, and each VMA by itself, since what is shared may not be.
+ */
+static inline void ugds_pin_for_good(unsigned long address,
+				     unsigned long *count, unsigned int *how)
+{
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	struct vm_area_struct *vma;
+
+	if (*how & FOLL_WRITE)
+		return;
+	vma = vma_lookup(current->mm, address);
+	if (!vma)
+		return;
+	*count = min(*count, (vma->vm_end - address) >> PAGE_SHIFT);
+	if (is_cow_mapping(vma->vm_flags) && (vma->vm_flags & VM_READ))
+		*how |= FOLL_WRITE | FOLL_FORCE;
+#endif
+}
+
+/*
+ * Pins pages of this process, or the first of them. Not by the fast way, which
+ * looks at pages alone: registers and coherent memory are told by their VMA.
  */
 static inline long ugds_pin(unsigned long address, unsigned long count,
 			    unsigned int how, struct page **pages)
@@ -51,6 +75,7 @@ static inline long ugds_pin(unsigned long address, unsigned long count,
 	long got;
 
 	mmap_read_lock(current->mm);
+	ugds_pin_for_good(address, &count, &how);
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 5, 0)
 	got = pin_user_pages(address, count, how, pages, NULL);
 #else

@@ -78,25 +78,27 @@ void ugds_wedge(struct ugds_device *ud, u32 state, u32 cause)
 
 /*
  * Bus mastering on, for a controller that has stopped, unless something has
- * happened since.
+ * happened since: EAGAIN, or ENODEV if nothing will come after it.
  */
-bool ugds_go(struct ugds_device *ud, u64 generation)
+int ugds_go(struct ugds_device *ud, u64 generation)
 {
-	bool same;
+	int ret = 0;
 
 	mutex_lock(&ud->command_lock);
 	spin_lock(&ud->state_lock);
-	same = ud->generation == generation &&
-	       ud->state != UGDS_DRV_STATE_GONE;
-	if (same) {
+	if (ud->state == UGDS_DRV_STATE_GONE) {
+		ret = -ENODEV;
+	} else if (ud->generation != generation) {
+		ret = -EAGAIN;
+	} else {
 		ud->state = UGDS_DRV_STATE_LIVE;
 		ud->cause = UGDS_DRV_REASON_NONE;
 	}
 	spin_unlock(&ud->state_lock);
-	if (same)
+	if (!ret)
 		pci_set_master(ud->pdev);
 	mutex_unlock(&ud->command_lock);
-	return same;
+	return ret;
 }
 
 /* True if the controller is not ready, or not there. */
@@ -192,9 +194,9 @@ int ugds_request_reset(struct ugds_file *file, void *request, u32 *reason,
 	reset->stopped = 1;
 	/* What was unmapped since the last time has to be unreachable, too. */
 	ugds_forget_translations(ud);
-	if (!ugds_go(ud, generation)) {
-		*reason = UGDS_DRV_REASON_AGAIN;
-		return -EAGAIN;
-	}
-	return 0;
+	ret = ugds_go(ud, generation);
+	if (ret)
+		*reason = ret == -ENODEV ? UGDS_DRV_REASON_REMOVED :
+					   UGDS_DRV_REASON_AGAIN;
+	return ret;
 }

@@ -64,7 +64,7 @@ bool ugds_bounced(struct ugds_device *ud, dma_addr_t address)
 	return !ud->translated && dma_need_sync(&ud->pdev->dev, address);
 }
 
-/* A range of addresses that is a BAR of another device. */
+/* A range of addresses that is a BAR of another device, or of none. */
 struct window {
 	struct pci_dev *peer;
 	u64 begin;
@@ -77,14 +77,25 @@ static bool inside(const struct window *window, u64 address)
 	       address + UGDS_DRV_PAGE_SIZE <= window->end;
 }
 
-/*
- * The BAR that holds the page, with a reference to its device. `translated`: it
- * is an address of the CPU's; otherwise it is one of the bus, which is the same
- * on most machines.
- */
-static bool find_bar(struct ugds_device *ud, u64 address, bool translated,
-		     struct window *found)
+/* The page is not in this BAR: no further than to it does the gap reach. */
+static void narrow(struct window *gap, const struct window *bar, u64 address)
 {
+	if (bar->end <= address)
+		gap->begin = max(gap->begin, bar->end);
+	else
+		gap->end = min(gap->end, max(bar->begin, address));
+}
+
+/*
+ * The BAR that holds the page, with a reference to its device; or the gap
+ * between BARs, without one: host memory has many pages, and the machine many
+ * devices. `translated`: it is an address of the CPU's; otherwise it is one of
+ * the bus, which is the same on most machines.
+ */
+static struct window find_window(struct ugds_device *ud, u64 address,
+				 bool translated)
+{
+	struct window gap = { NULL, 0, U64_MAX };
 	struct pci_dev *other = NULL;
 	int i;
 
@@ -101,16 +112,17 @@ static bool find_bar(struct ugds_device *ud, u64 address, bool translated,
 
 			if (!(bar->flags & IORESOURCE_MEM) || !bar->start)
 				continue;
+			/* Either with the loop's reference. */
 			if (inside(&cpu, address))
-				*found = cpu;
-			else if (!translated && inside(&bus, address))
-				*found = bus;
-			else
-				continue;
-			return true;	/* with the loop's reference */
+				return cpu;
+			if (!translated && inside(&bus, address))
+				return bus;
+			narrow(&gap, &cpu, address);
+			if (!translated)
+				narrow(&gap, &bus, address);
 		}
 	}
-	return false;
+	return gap;
 }
 
 /*
@@ -146,14 +158,13 @@ u64 ugds_peer_bytes(struct ugds_device *ud, const u64 *pages, u64 count,
 		}
 		if (!inside(&window, address) ||
 		    window_translated != translated) {
-			struct window next = {};
-
-			if (!find_bar(ud, address, translated, &next))
-				continue;
 			pci_dev_put(window.peer);
-			window = next;
+			window = find_window(ud, address, translated);
 			window_translated = translated;
+			cond_resched();
 		}
+		if (!window.peer)
+			continue;
 		if (!i)
 			*peer = pci_dev_get(window.peer);
 		bytes += UGDS_DRV_PAGE_SIZE;

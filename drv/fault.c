@@ -16,6 +16,7 @@ static const char *const names[] = {
 	"probe_region",
 	"probe_registers",
 	"probe_mask",
+	"probe_state",
 	"probe_minor",
 	"probe_node",
 	"open_file",

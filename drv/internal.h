@@ -50,6 +50,7 @@ struct ugds_device {
 
 	/* Constant while it is bound. */
 	u8 __iomem *registers;		/* CAP to CSTS */
+	struct pci_saved_state *saved;	/* its configuration, of probe */
 	resource_size_t bar_start;
 	resource_size_t bar_size;
 	int msix;			/* vectors that the function has */
@@ -124,7 +125,7 @@ void ugds_dismantle(struct ugds_file *file);
 void ugds_wedge(struct ugds_device *ud, u32 state, u32 cause);
 int ugds_stop(struct ugds_device *ud, bool with_flr, u32 *method,
 	      u64 *generation);
-bool ugds_go(struct ugds_device *ud, u64 generation);
+int ugds_go(struct ugds_device *ud, u64 generation);
 int ugds_request_reset(struct ugds_file *file, void *request, u32 *reason,
 		       struct ugds_mapping **made);
 

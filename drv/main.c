@@ -84,10 +84,25 @@ static int map_registers(struct ugds_device *ud)
 		return ret;
 	ud->bar_start = pci_resource_start(ud->pdev, 0);
 	ud->bar_size = pci_resource_len(ud->pdev, 0);
-	if (ud->bar_size < REGISTER_BYTES)
+	if (!(pci_resource_flags(ud->pdev, 0) & IORESOURCE_MEM) ||
+	    ud->bar_size < REGISTER_BYTES)
 		return -ENODEV;
 	ud->registers = ioremap(ud->bar_start, REGISTER_BYTES);
 	return ud->registers ? 0 : -ENOMEM;
+}
+
+/* What a reset of the bus leaves nothing of. Bus mastering is off in it. */
+static int save_state(struct ugds_device *ud)
+{
+	int ret;
+
+	ret = ugds_fault("probe_state");
+	if (!ret)
+		ret = pci_save_state(ud->pdev);
+	if (ret)
+		return ret;
+	ud->saved = pci_store_saved_state(ud->pdev);
+	return ud->saved ? 0 : -ENOMEM;
 }
 
 static int take_minor(struct ugds_device *ud)
@@ -170,9 +185,12 @@ static int ugds_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (ret)
 		goto unmap;
 	look_at(ud);
-	ret = take_minor(ud);
+	ret = save_state(ud);
 	if (ret)
 		goto unmap;
+	ret = take_minor(ud);
+	if (ret)
+		goto drop_state;
 	pci_set_drvdata(pdev, ud);
 	ret = make_node(ud);
 	if (ret)
@@ -182,6 +200,8 @@ static int ugds_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 give_minor:
 	pci_set_drvdata(pdev, NULL);
 	ida_free(&minors, ud->minor);
+drop_state:
+	kfree(ud->saved);
 unmap:
 	iounmap(ud->registers);
 give_region:
@@ -217,23 +237,27 @@ static void ugds_remove(struct pci_dev *pdev)
 	mutex_unlock(&ud->lock);
 	pci_set_drvdata(pdev, NULL);
 	ida_free(&minors, ud->minor);
+	kfree(ud->saved);
 	iounmap(ud->registers);
 	pci_release_region(pdev, 0);
 	pci_disable_device(pdev);
 	put_device(&ud->dev);
 }
 
-/* A kexec'd kernel must not be written to by commands of ours. */
+/*
+ * A kexec'd kernel must not be written to by commands of ours. Programs run on
+ * for a while, and would reset what is only wedged: so this is final.
+ */
 static void ugds_shutdown(struct pci_dev *pdev)
 {
-	struct ugds_device *ud = pci_get_drvdata(pdev);
-
-	ugds_wedge(ud, UGDS_DRV_STATE_WEDGED, UGDS_DRV_REASON_SUSPENDED);
+	ugds_wedge(pci_get_drvdata(pdev), UGDS_DRV_STATE_GONE,
+		   UGDS_DRV_REASON_REMOVED);
 }
 
 static int ugds_suspend(struct device *dev)
 {
-	ugds_shutdown(to_pci_dev(dev));
+	ugds_wedge(dev_get_drvdata(dev), UGDS_DRV_STATE_WEDGED,
+		   UGDS_DRV_REASON_SUSPENDED);
 	return 0;
 }
 
@@ -273,10 +297,16 @@ static pci_ers_result_t ugds_error_detected(struct pci_dev *pdev,
 
 static pci_ers_result_t ugds_slot_reset(struct pci_dev *pdev)
 {
+	struct ugds_device *ud = pci_get_drvdata(pdev);
+
+	/*
+	 * The PCI core keeps none for us: older kernels save it for a driver's
+	 * call alone, and each restoring uses it up.
+	 */
+	pci_load_saved_state(pdev, ud->saved);
 	pci_restore_state(pdev);
 	/* Whatever was restored: nothing moves until the owner's reset. */
-	ugds_wedge(pci_get_drvdata(pdev), UGDS_DRV_STATE_WEDGED,
-		   UGDS_DRV_REASON_PCI_ERROR);
+	ugds_wedge(ud, UGDS_DRV_STATE_WEDGED, UGDS_DRV_REASON_PCI_ERROR);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 

@@ -87,6 +87,11 @@ static void release(struct ugds_file *file, struct ugds_mapping *mapping)
 			dma_buf_unpin(attachment);
 		dma_resv_unlock(import->dmabuf->resv);
 		dma_buf_detach(import->dmabuf, attachment);
+		/*
+		 * Older kernels map what never moves when it is attached, and
+		 * so unmap it only now.
+		 */
+		ugds_forget_translations(import->ud);
 	}
 	ugds_ledger_forget(file, mapping);
 	dma_buf_put(import->dmabuf);

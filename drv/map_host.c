@@ -39,10 +39,12 @@ static void unpin_table(struct host *host)
 	struct scatterlist *piece;
 	int i;
 
-	for_each_sgtable_sg(&host->table, piece, i)
+	for_each_sgtable_sg(&host->table, piece, i) {
 		unpin_user_page_range_dirty_lock(sg_page(piece),
 						 piece->length >> PAGE_SHIFT,
 						 dirty);
+		cond_resched();
+	}
 	sg_free_table(&host->table);
 }
 

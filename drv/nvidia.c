@@ -18,6 +18,31 @@ struct gpu {
 	struct nvidia_p2p_dma_mapping *dma;
 };
 
+/* What a call without a callback gave once is a call of its own since. */
+#ifdef NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API
+static int pin(struct gpu *gpu, u64 length)
+{
+	return nvidia_p2p_get_pages_persistent(gpu->address, length,
+					       &gpu->table, 0);
+}
+
+static void unpin(struct gpu *gpu)
+{
+	nvidia_p2p_put_pages_persistent(gpu->address, gpu->table, 0);
+}
+#else
+static int pin(struct gpu *gpu, u64 length)
+{
+	return nvidia_p2p_get_pages(0, 0, gpu->address, length, &gpu->table,
+				    NULL, NULL);
+}
+
+static void unpin(struct gpu *gpu)
+{
+	nvidia_p2p_put_pages(0, 0, gpu->address, gpu->table);
+}
+#endif
+
 /* Undoes whatever has been done. */
 static void release(struct ugds_file *file, struct ugds_mapping *mapping)
 {
@@ -28,7 +53,7 @@ static void release(struct ugds_file *file, struct ugds_mapping *mapping)
 					   gpu->dma);
 	ugds_forget_translations(file->ud);
 	if (gpu->table)
-		nvidia_p2p_put_pages(0, 0, gpu->address, gpu->table);
+		unpin(gpu);
 	ugds_ledger_forget(file, mapping);
 	kfree(gpu);
 }
@@ -42,8 +67,7 @@ static int get(struct ugds_device *ud, struct gpu *gpu, u64 length, u32 *reason)
 	int ret;
 
 	*reason = UGDS_DRV_REASON_EXPORTER;
-	ret = nvidia_p2p_get_pages(0, 0, gpu->address, length, &gpu->table,
-				   NULL, NULL);
+	ret = pin(gpu, length);
 	if (ret) {
 		gpu->table = NULL;
 		return ret;

@@ -11,11 +11,12 @@
  * /sys/class/ugds_drv/ugds_drvN/device is the PCI function;
  * /sys/bus/pci/devices/ADDRESS/ugds_drv/ugds_drvN is the way back.
  *
- * Opening.  One file at a time: EBUSY. EPERM without CAP_SYS_RAWIO, unless the
- * IOMMU translates this function's addresses, keeps its interrupts apart, and
- * the function is alone in its IOMMU group. ENODEV: it has been removed. EIO:
- * the controller does not stop. A successful opening finds the controller
- * disabled (CSTS.RDY is 0), bus mastering on, and no interrupt set.
+ * Opening.  One file at a time: EBUSY. EPERM without CAP_SYS_RAWIO, or in a
+ * kernel that is locked down, unless the IOMMU translates this function's
+ * addresses, keeps its interrupts apart, and the function is alone in its IOMMU
+ * group. ENODEV: it has been removed. EIO: the controller does not stop. A
+ * successful opening finds the controller disabled (CSTS.RDY is 0), bus
+ * mastering on, and no interrupt set.
  *
  * Closing.  The last close of the file (a killed process included) turns bus
  * mastering off, disables the controller, and resets the function where it does
@@ -65,7 +66,9 @@ enum ugds_drv_state {
 	UGDS_DRV_STATE_LIVE = 0,
 	/* Bus mastering is off and the controller disabled, until RESET. */
 	UGDS_DRV_STATE_WEDGED = 1,
-	/* Removed, or unbound from the driver. Final. Registers read as ones. */
+	/* Removed, or unbound from the driver: registers read as ones. Or the
+	 * system shuts down. Final.
+	 */
 	UGDS_DRV_STATE_GONE = 2,
 };
 

@@ -166,19 +166,23 @@ def test_memory_that_cannot_be_pinned_is_refused_and_nothing_stays(open_drv: Ope
     forbidden, libc = mmap.mmap(-1, 8 * PAGE), ctypes.CDLL(None)
     address = address_of(forbidden)
     assert libc.mprotect(ctypes.c_void_p(address + 4 * PAGE), 4 * PAGE, 0) == 0
+    private = mmap.mmap(-1, PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert libc.mprotect(ctypes.c_void_p(address_of(private)), PAGE, 0) == 0
     registers, area = file.registers(), api.Coherent(file, PAGE)
     bad = [
         (address, 8 * PAGE),
         (PAGE, PAGE),
         (address + 4 * PAGE, PAGE),
+        (address_of(private), PAGE),
         (1 << 47, PAGE),
         (address_of(registers), PAGE),
         (address_of(area.memory), PAGE),
     ]
     for at, length in bad:
-        with pytest.raises(OSError) as refused:
-            file.map_address(at, length)
-        refused_with(refused.value, errno.EFAULT, "unpinnable")
+        for access in (api.READ, api.READ_WRITE):
+            with pytest.raises(OSError) as refused:
+                file.map_address(at, length, access)
+            refused_with(refused.value, errno.EFAULT, "unpinnable")
     assert locked() == before
     registers.close()
     area.free()
@@ -231,6 +235,46 @@ def test_pinned_memory_stays_where_it_is_for_the_device(drive: Drive, host: Host
     nvme.read(0, 128, pages)
     assert all(other[:] == b"\x11" * MIB for other in others)
     nvme.file.unmap(pages.token)
+
+
+def test_what_is_written_after_a_mapping_to_read_is_what_the_device_reads(drive: Drive, host: Host) -> None:
+    """A first write gives the process another page, in place of the zero page or of a private file's, unless mapping
+    them did."""
+    nvme = drive("two")
+    fd = os.memfd_create("behind a private mapping")
+    os.write(fd, b"\x33" * 16 * PAGE)
+    untouched = mmap.mmap(-1, 16 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    private = mmap.mmap(fd, 16 * PAGE, flags=mmap.MAP_PRIVATE)
+    os.close(fd)
+    for number, memory in enumerate((untouched, private)):
+        assert memory[PAGE] == 0x33 * number
+        pages = nvme.file.map_host(memory, access=api.READ)
+        memory[:] = data = random.Random(number).randbytes(16 * PAGE)
+        nvme.write(0, 128, pages)
+        assert host.read_image("two1", 0, 16 * PAGE) == data
+        nvme.file.unmap(pages.token)
+
+
+def test_memory_that_only_the_device_s_reads_may_touch_is_mapped(drive: Drive, host: Host) -> None:
+    """Neighbouring mappings of other kinds, none of which this process may write."""
+    nvme, libc = drive("two"), ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    fd, data = os.memfd_create("behind them"), random.Random(9).randbytes(48 * PAGE)
+    os.write(fd, data)
+    whole = mmap.mmap(-1, 48 * PAGE)
+    address = address_of(whole)
+    for place, kind in enumerate((mmap.MAP_SHARED, mmap.MAP_PRIVATE, mmap.MAP_SHARED)):
+        at = ctypes.c_void_p(address + place * 16 * PAGE)
+        where, fixed = ctypes.c_long(place * 16 * PAGE), kind | 0x10  # MAP_FIXED
+        assert libc.mmap(at, ctypes.c_size_t(16 * PAGE), mmap.PROT_READ, fixed, fd, where) == at.value
+    os.close(fd)
+    pages = nvme.file.map_host(whole, access=api.READ)
+    nvme.write(0, 384, pages)
+    assert host.read_image("two1", 0, 48 * PAGE) == data
+    nvme.file.unmap(pages.token)
+    with pytest.raises(OSError) as refused:
+        nvme.file.map_host(whole)
+    refused_with(refused.value, errno.EFAULT, "unpinnable")
 
 
 def test_large_memory_is_mapped_page_by_page(drive: Drive, host: Host) -> None:

@@ -6,13 +6,15 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from devices import Controller, load
+from devices import Controller, load, wait_for
 from host import Host
 from small_nvme import CC, CSTS, SmallNvme
 
@@ -315,3 +317,43 @@ def test_a_reset_by_the_system_wedges_it_until_its_owner_resets(drive: Drive, dr
     nvme.enable()
     file.tell(-1)
     os.close(event)
+
+
+def reset_bus(device: Controller) -> None:
+    """By the port's bridge control register (PCI-to-PCI Bridge 1.2, 3.2.5.18: bit 6). It leaves the device nothing of
+    what was written to its configuration space."""
+    port = device.folder.resolve().parent / "config"
+    before = port.read_bytes()[0x3E:0x40]
+    with port.open("r+b", buffering=0) as config:
+        for control in (bytes([before[0] | 0x40, before[1]]), before):
+            config.seek(0x3E)
+            config.write(control)
+            time.sleep(0.2)
+
+
+@pytest.mark.provokes("AER")
+@pytest.mark.boot("debian")
+def test_an_error_of_its_link_wedges_it_until_its_owner_resets(drive: Drive, drv: Give, host: Host) -> None:
+    """Twice, since what is restored has to be there again the next time. QEMU's ports cannot show Linux that their link
+    is back, so the bus is reset here, and the error is one for which this kernel resets none."""
+    nvme = drive("two")
+    file, two = nvme.file, drv("two")
+    memory, admin = mmap.mmap(-1, PAGE), os.eventfd(0, os.EFD_NONBLOCK)
+    pages = file.map_host(memory)
+    file.interrupts(admin)
+    for _ in range(2):
+        before = file.status().generation
+        reset_bus(two)
+        assert not host.hmp(f"pcie_aer_inject_error {two.port} COMP_TIME").startswith("Error")
+        wait_for("the error is dealt with", lambda before=before: file.status().generation >= before + 2)
+        assert (file.status().state, api.REASONS[file.status().cause]) == (api.WEDGED, "pci error")
+        assert not two.bus_master()
+        file.reset()
+        assert file.status().state == api.LIVE
+        memory[:] = bytes(PAGE)
+        nvme.enable(vectors=True)
+        assert select.select([admin], [], [], 5)[0]
+        os.eventfd_read(admin)
+        nvme.identify(pages[0])
+        assert b"uGDS-two" in memory[:]
+    os.close(admin)

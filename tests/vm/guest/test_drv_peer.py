@@ -115,6 +115,40 @@ def test_host_memory_is_told_from_a_peer_s(open_drv: Open) -> None:
     os.close(fd)
 
 
+@pytest.fixture
+def lazy(controllers: dict[str, Controller]) -> Iterator[Controller]:
+    """A controller whose translations the kernel takes back lazily, as it does by default on a machine of iron."""
+    two = controllers["two"]
+    two.unbind()
+    kind = two.folder / "iommu_group" / "type"
+    before = kind.read_text().strip()
+    kind.write_text("DMA-FQ")
+    yield two
+    two.unbind()
+    kind.write_text(before)
+
+
+@pytest.mark.provokes("DMAR")
+@pytest.mark.boot("debug", "debian")
+def test_what_is_unmapped_is_out_of_reach_even_where_the_kernel_is_lazy(
+    lazy: Controller, drive: Drive, host: Host
+) -> None:
+    nvme, size = drive(lazy.name), 16 * PAGE
+    host.write_image("two1", 0, b"\x42" * size)
+    fd = dma_buf(size)
+    memory, own = mmap.mmap(fd, size), mmap.mmap(-1, size)
+    for pages, where in ((nvme.file.map_dmabuf(fd, size), memory), (nvme.file.map_host(own), own)):
+        where[:] = b"\x17" * size
+        nvme.read(0, size // 512, pages)  # from now on the IOMMU's cache has the addresses
+        assert set(where[:]) == {0x42}
+        nvme.file.unmap(pages.token)
+        where[:] = b"\x17" * size
+        nvme.read(0, size // 512, pages)
+        assert set(where[:]) == {0x17}
+    memory.close()
+    os.close(fd)
+
+
 def test_a_descriptor_that_is_no_dma_buf_is_refused(open_drv: Open) -> None:
     file = open_drv("two")
     for fd, code in ((os.memfd_create("no DMA-BUF"), errno.EINVAL), (1 << 20, errno.EBADF), (-1, errno.EBADF)):
