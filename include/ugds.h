@@ -240,6 +240,13 @@ UGDS_API uGDSError_t uGDSRDMARegister(const void* base, void* pd, int access_fla
 /* `base` is what it was registered with; UGDS_INVALID_VALUE for any other, and for a region that is not registered. */
 UGDS_API uGDSError_t uGDSRDMAUnregister(const void* base, uGDSRDMARegion_t* region);
 
+/* Extension: has `callback` called with each line that the library logs: one event of a device, in JSON (its fields are
+ * in docs/failures.md), terminated by NUL. level: 0 info, 1 warning, 2 error. One line after the other, by a thread of
+ * the library's: the callback may not call the library, but for this function, and may take its time. NULL: none. When
+ * this returns, the callback before it is not running any more, unless it is called by that. */
+typedef void (*uGDSLogCallback_t)(int level, const char* line, void* context);
+UGDS_API void uGDSSetLogCallback(uGDSLogCallback_t callback, void* context);
+
 /* 10000 * major + 100 * minor + patch. */
 UGDS_API int uGDSVersion(void);
 /* Extension: the calling thread's last error in words, cut to fit and always terminated. Returns its full length

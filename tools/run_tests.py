@@ -49,7 +49,9 @@ PASSED, FAILED = Counts(passed=1), Counts(failed=1)
 
 def environment(**extra: str) -> dict[str, str]:
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1", **extra}
+    # Faults that tests play are not kept among those of the user.
+    state = str(ROOT / "build" / "test-state")
+    return {**os.environ, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1", "UGDS_STATE_DIR": state, **extra}
 
 
 def show(text: str) -> None:

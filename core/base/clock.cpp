@@ -36,4 +36,9 @@ std::uint64_t ticks_to_ns(std::uint64_t t) {
   return static_cast<std::uint64_t>(static_cast<double>(t) * 1e9 / static_cast<double>(ticks_per_second()));
 }
 
+std::uint64_t ticks_as_ns(std::uint64_t ticks) {
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>(static_cast<Wide>(ticks) * 1'000'000'000u / ticks_per_second());
+}
+
 }  // namespace ugds

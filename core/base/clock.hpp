@@ -38,6 +38,8 @@ std::uint64_t ticks_per_second();
 /// Conversions that do not overflow for spans of up to 24 days.
 std::uint64_t ns_to_ticks(std::uint64_t ns);
 std::uint64_t ticks_to_ns(std::uint64_t ticks);
+/// The same for any number of ticks, by a division of 128 bits: for what is written down.
+std::uint64_t ticks_as_ns(std::uint64_t ticks);
 
 /// A processor's hint that this is a polling loop.
 inline void cpu_pause() {

@@ -15,7 +15,7 @@ namespace {
 
 struct Tables {
   std::mutex lock;
-  std::array<ForkHooks, static_cast<std::size_t>(ForkOrder::descriptors) + 1> hooks{};  // by ForkOrder
+  std::array<ForkHooks, static_cast<std::size_t>(ForkOrder::observed_events) + 1> hooks{};  // by ForkOrder
   bool registered = false;
 };
 constinit Immortal<Tables> tables;

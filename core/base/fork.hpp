@@ -20,6 +20,8 @@ enum class ForkOrder : unsigned char {
   subsystems,
   backings,
   descriptors,
+  events,
+  observed_events,
 };
 
 /// A process-wide table that survives `fork`: `prepare` locks it and `parent` unlocks it; in the child `child` empties

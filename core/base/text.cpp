@@ -216,4 +216,22 @@ Uri parse_uri(const std::string& text) {
   return uri;
 }
 
+std::string json_text(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", byte);
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out += '"';
+}
+
 }  // namespace ugds

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,5 +34,8 @@ struct Uri {
 /// Throws Failure(EINVAL) for what is not a URI of this form, a parameter without "=", one given twice, and bad
 /// percent-encoding, NUL included.
 Uri parse_uri(const std::string& text);
+
+/// The text as a string of JSON, in its quotes. Bytes that are no UTF-8 stay as they are.
+std::string json_text(std::string_view text);
 
 }  // namespace ugds

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -95,6 +96,19 @@ int close_buffer(const memory::Reference& buffer) {
   }
 }
 
+std::string regions_of(const memory::Reference& buffer) {
+  Regions& known = regions();
+  const std::lock_guard guard(known.lock);
+  std::string words;
+  for (const Region& r : known.all) {
+    if (r.buffer.generation != buffer.generation) continue;
+    char text[64];
+    std::snprintf(text, sizeof text, "%san RDMA region with lkey %#x", words.empty() ? "" : ", ", r.region.lkey);
+    words += text;
+  }
+  return words + " is registered";
+}
+
 TemporaryBuffer::TemporaryBuffer(const void* address, std::size_t size, std::uint32_t device) {
   gpu::Allocation allocation;
   const auto at = reinterpret_cast<std::uintptr_t>(address);
@@ -121,7 +135,7 @@ uGDSError_t uGDSExportDmabuf(const void* base, uGDSDmabufExport_t* out) {
   if (out == nullptr) return refuse("export", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   return guarded("export", [&] {
     const memory::Reference buffer = buffer_at(base);
-    if (!buffer) return refuse("export", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+    if (!buffer) return refuse_unregistered("export");
     const gpu::Exported exported = export_buffer(buffer);
     const int theirs = fcntl(exported.descriptor.get(), F_DUPFD_CLOEXEC, 0);
     if (theirs < 0) return refuse("export", UGDS_GETNEWFD_FAILED, errno, "no file descriptor is left");
@@ -138,8 +152,7 @@ uGDSError_t uGDSRDMARegister(const void* base, void* pd, int access_flags, uGDSR
     Regions& known = regions();
     const std::lock_guard guard(known.lock);
     // It may have been closed meanwhile.
-    if (!buffer || buffer_at(base).generation != buffer.generation)
-      return refuse("RDMA register", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+    if (!buffer || buffer_at(base).generation != buffer.generation) return refuse_unregistered("RDMA register");
     known.all.reserve(known.all.size() + 1);
     const gpu::RdmaRegion made = gpu::register_rdma(pd, exported.descriptor.get(), exported.offset, exported.length,
                                                     buffer.address, access_flags);
@@ -157,7 +170,9 @@ uGDSError_t uGDSRDMAUnregister(const void* base, uGDSRDMARegion_t* region) {
     const auto found = std::ranges::find_if(
         known.all, [&](const Region& r) { return r.region.mr == region->mr && r.buffer.generation == region->token; });
     if (found == known.all.end())
-      return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "the region is not registered, or no longer");
+      return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL,
+                    unless_forked("the region is not registered, or no longer",
+                                  "the region is not registered in this process, a child of a fork, or no longer"));
     if (found->buffer.address != reinterpret_cast<std::uintptr_t>(base))
       return refuse("RDMA unregister", UGDS_INVALID_VALUE, EINVAL, "the region is of another buffer",
                     "give the address that it was registered with");

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "capi/internal.hpp"
 #include "gpu/runtime.hpp"
@@ -21,6 +22,9 @@ memory::Reference register_memory(const void* base, std::size_t size, WantedBack
 /// Closes a registration: UGDS_SUCCESS, UGDS_BUSY (commands are in flight), UGDS_RDMA_REGION_ACTIVE, or
 /// UGDS_MEMORY_NOT_REGISTERED (closed meanwhile). Thread-safe.
 int close_buffer(const memory::Reference& buffer);
+
+/// The RDMA regions of a registration, in words.
+std::string regions_of(const memory::Reference& buffer);
 
 /// GPU memory that is registered for one call of one device, from a multiple of 64 KiB on. Nobody else finds it, so
 /// several may be of the same memory. It is closed with this, or when the device is through with it.

@@ -6,8 +6,10 @@
 #include <cerrno>
 #include <cstdint>
 #include <new>
+#include <string>
 
 #include "base/error.hpp"
+#include "base/fork.hpp"
 #include "engine/table.hpp"
 #include "memory/registry.hpp"
 #include "ugds.h"
@@ -47,6 +49,25 @@ inline uGDSError_t refuse(const char* operation, int code, int error, const char
   set_cause(e, "%s", cause);
   set_hint(e, "%s", hint);
   return answer(code);
+}
+
+/// UGDS_BUSY, with what holds the thing.
+inline uGDSError_t refuse_busy(const char* operation, const std::string& held, const char* hint) {
+  return refuse(operation, UGDS_BUSY, EBUSY, held.c_str(), hint);
+}
+
+/// In a child of a fork the sentence says what may be behind it: nothing from before is the child's.
+inline const char* unless_forked(const char* cause, const char* in_child) {
+  return fork_generation() != 0 ? in_child : cause;
+}
+
+/// No buffer is registered at an address.
+inline uGDSError_t refuse_unregistered(const char* operation, const char* hint = "") {
+  return refuse(operation, UGDS_MEMORY_NOT_REGISTERED, EINVAL,
+                unless_forked("no buffer is registered at this address",
+                              "no buffer is registered at this address in this process, a child of a fork: what was "
+                              "registered before is the parent's"),
+                hint);
 }
 
 inline uGDSError_t unsupported(const char* operation) {

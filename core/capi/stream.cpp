@@ -73,8 +73,7 @@ uGDSError_t submit(Opcode opcode, uGDSHandle_t fh, const void* buf, const size_t
     }
     const ugds::memory::Reference buffer = Registry::instance().find(buf);
     if (!buffer) {
-      return refuse(name, UGDS_MEMORY_NOT_REGISTERED, EINVAL, "the buffer is not registered",
-                    "call uGDSBufRegister() once, before the first I/O");
+      return ugds::capi::refuse_unregistered(name, "call uGDSBufRegister() once, before the first I/O");
     }
     const ugds::engine::Transfer transfer{.opcode = opcode, .buffer = buffer, .size = *size};
     ugds::engine::StreamCall call{.requests = std::span(&transfer, 1)};

@@ -74,6 +74,13 @@ void prepare_for_fork() {
   static_cast<void>(hooked);
 }
 
+/// A buffer in words.
+std::string name_of(const Reference& buffer) {
+  char text[64];
+  std::snprintf(text, sizeof text, "the buffer at %#llx", static_cast<unsigned long long>(buffer.address));
+  return text;
+}
+
 bool is_open() { return driver().opened.load(std::memory_order_relaxed) != 0; }
 
 [[gnu::cold]] ssize_t refuse_negative(Opcode opcode) {
@@ -202,23 +209,33 @@ uGDSError_t uGDSDriverClose(void) {
     std::vector<HandleId> handles = std::exchange(d.handles, {});
     guard.unlock();  // nothing is closed under it: closing takes locks that `fork` takes before this one
     bool has_regions = false;
+    std::string held;
+    const auto keep = [&](const std::string& what, const std::string& why) {
+      held += (held.empty() ? "" : "; ") + what + ": " + why;
+    };
     std::erase_if(buffers, [&](const Reference& b) {
       const int code = close_buffer(b);
       has_regions = has_regions || code == UGDS_RDMA_REGION_ACTIVE;
+      if (code == UGDS_RDMA_REGION_ACTIVE) keep(name_of(b), regions_of(b));
+      if (code == UGDS_BUSY) keep(name_of(b), Registry::instance().holders(b));
       return code == UGDS_SUCCESS || code == UGDS_MEMORY_NOT_REGISTERED;
     });
-    std::erase_if(handles, [](HandleId id) { return Table::instance().close(id, Table::Mode::check) != EBUSY; });
+    std::erase_if(handles, [&](HandleId id) {
+      std::string why;
+      if (Table::instance().close(id, Table::Mode::check, 0, &why) != EBUSY) return true;
+      const Table::Use handle(Table::instance(), id);
+      keep(handle ? handle->uri() : "a device", why);
+      return false;
+    });
     if (handles.empty() && buffers.empty()) return answer(UGDS_SUCCESS);
     guard.lock();
     ++d.opened;
     d.buffers.insert(d.buffers.end(), buffers.begin(), buffers.end());
     d.handles.insert(d.handles.end(), handles.begin(), handles.end());
     if (has_regions) {
-      return refuse("driver close", UGDS_RDMA_REGION_ACTIVE, EBUSY, "an RDMA region of a buffer is registered",
-                    "call uGDSRDMAUnregister() first");
+      return refuse("driver close", UGDS_RDMA_REGION_ACTIVE, EBUSY, held.c_str(), "call uGDSRDMAUnregister() first");
     }
-    return refuse("driver close", UGDS_BUSY, EBUSY, "requests are in flight, or a device is wedged",
-                  "wait for the requests, and deregister handles");
+    return refuse_busy("driver close", held, "wait for the requests, and deregister handles");
   });
 }
 
@@ -250,17 +267,16 @@ uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s) {
                       : timeout_s == -1 ? Mode::wait
                                         : Mode::force;
     const auto limit = static_cast<std::uint64_t>(std::max(timeout_s, 0)) * 1'000'000'000u;
-    switch (Table::instance().close(id_of(fh), mode, limit)) {
+    std::string held;
+    switch (Table::instance().close(id_of(fh), mode, limit, &held)) {
       case 0: {
         std::lock_guard guard(driver().lock);
         std::erase(driver().handles, id_of(fh));
         return answer(UGDS_SUCCESS);
       }
       case EBUSY:
-        return refuse("close", UGDS_BUSY, EBUSY,
-                      "requests are in flight, or the device is wedged and its buffers are held",
-                      "wait for the requests, or release by force after a reset");
-      default: return refuse("close", UGDS_HANDLE_NOT_REGISTERED, EBADF, "the handle is not registered");
+        return refuse_busy("close", held, "wait for the requests; what is wedged is released by force after a reset");
+      default: Table::instance().explain_stale(id_of(fh), "close"); return answer(UGDS_HANDLE_NOT_REGISTERED);
     }
   });
 }
@@ -327,7 +343,10 @@ uGDSError_t uGDSHostFree(void* memory) {
     }
   }
   if (!freed) {
-    return refuse("free", UGDS_INVALID_VALUE, EINVAL, "the memory is not from uGDSHostAlloc, or was freed before");
+    return refuse("free", UGDS_INVALID_VALUE, EINVAL,
+                  unless_forked("the memory is not from uGDSHostAlloc, or was freed before",
+                                "the memory is not from uGDSHostAlloc in this process, a child of a fork, or was freed "
+                                "before"));
   }
   if (Registry::instance().overlaps(memory, freed->size())) {
     std::lock_guard guard(driver().lock);
@@ -341,7 +360,7 @@ uGDSError_t uGDSBufDeregister(const void* base) {
   return guarded("deregister", [&] {
     const Reference found = Registry::instance().find(base);
     if (!found || found.address != reinterpret_cast<std::uintptr_t>(base)) {
-      return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, EINVAL, "no buffer is registered at this address");
+      return refuse_unregistered("deregister");
     }
     switch (close_buffer(found)) {
       case UGDS_SUCCESS: {
@@ -350,10 +369,14 @@ uGDSError_t uGDSBufDeregister(const void* base) {
         return answer(UGDS_SUCCESS);
       }
       case UGDS_RDMA_REGION_ACTIVE:
-        return refuse("deregister", UGDS_RDMA_REGION_ACTIVE, EBUSY, "an RDMA region of the buffer is registered",
+        return refuse("deregister", UGDS_RDMA_REGION_ACTIVE, EBUSY, regions_of(found).c_str(),
                       "call uGDSRDMAUnregister() first");
-      case UGDS_BUSY:
-        return refuse("deregister", UGDS_BUSY, EBUSY, "commands on the buffer are in flight", "wait for them");
+      case UGDS_BUSY: {
+        const std::string held = Registry::instance().holders(found);
+        return refuse_busy(
+            "deregister", held.empty() ? "what used the buffer has ended just now" : "in flight on the buffer: " + held,
+            "wait for them");
+      }
       default: return refuse("deregister", UGDS_MEMORY_NOT_REGISTERED, ESTALE, "the buffer was deregistered meanwhile");
     }
   });

@@ -93,6 +93,49 @@ std::uint64_t Batch::outstanding(std::uint32_t generation) {
   return count;
 }
 
+std::uint64_t Batch::outstanding() {
+  acquire();
+  const std::uint64_t count = taken_ - finished_.taken();
+  pair_.release();
+  return count;
+}
+
+void Batch::submit_again() {
+  if (!keeps_) return;
+  finished_.take_back(
+      [&](const queue::ToldRequest& request) {
+        const auto& entry = static_cast<const Entry&>(request);
+        return entry.failed() && entry.stopped && entry.refusal == Refusal::none && entry.retries < handle_.retries();
+      },
+      [&](queue::ToldRequest& request) { put_back(static_cast<Entry&>(request)); });
+}
+
+/// Into the backlog, to go on where it is right.
+void Batch::put_back(Entry& entry) {
+  Transfer& t = entry.transfer;
+  if (entry.wrote <= 1) {
+    t.opcode = entry.wrote != 0 ? Opcode::write : Opcode::read;
+    t.priority = priority_ != Priority::unsaid ? priority_ : Priority::normal;
+    entry.wrote = 2;
+  }
+  const bool large =
+      t.size > std::min<std::uint64_t>(kSmall, handle_.geometry().chunk) || t.priority == Priority::background;
+  ++entry.retries;
+  entry.staged = entry.failed_at;
+  if (large) {
+    finished_.uncount_large();
+    if (entry.staged == 0) --large_staged_;  // it begins anew
+  }
+  entry.failed_at = queue::kNoFailure;
+  entry.stopped = entry.expired = false;
+  entry.status = 0;
+  entry.on_idle = large ? queue::OnIdle::wait_to_count : queue::OnIdle::wait_to_tell;
+  // One of which not all was staged is there still, as the first.
+  if (large_.first != &entry) (large ? large_ : small_).push(entry);
+  pair_.count_retry();
+  moved_.store(ticks(), std::memory_order_relaxed);
+}
+
 /// Holds the registration, where there is one: its user gives that back when the commands are counted.
 Batch::Run Batch::begin_run(const memory::Reference& buffer) {
   Run run;
@@ -111,6 +154,7 @@ void Batch::accept(Entry& entry, const Wanted& w, const memory::Reference& buffe
   t.durable = w.durable;
   entry.cookie = w.cookie;
   entry.wrote = 2;
+  entry.retries = 0;
   entry.staged = 0;
   entry.submitted = handle_.tracing() ? ticks() : 0;
   const Refusal refusal = check_transfer(handle_.geometry(), t);
@@ -362,8 +406,9 @@ void Batch::attend(std::uint64_t now, std::uint32_t generation) {
   const std::uint64_t limit = ns_to_ticks(handle_.policy().deadline_ns);
   const bool overdue = oldest != 0 && now > oldest && now - oldest > limit;
   if (overdue) pair_.expire(cid, oldest);
-  if (oldest == 0 && has_backlog() && now - moved_.load(std::memory_order_relaxed) > limit)
-    end_backlog(Refusal::no_room);
+  // Something may have moved since the time was taken: by others, or by a recovery just now.
+  const std::uint64_t moved = moved_.load(std::memory_order_relaxed);
+  if (oldest == 0 && has_backlog() && now > moved && now - moved > limit) end_backlog(Refusal::no_room);
   pair_.release();
   if (overdue) handle_.recover_overdue(pair_, cid, oldest);
 }

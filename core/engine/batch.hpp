@@ -47,7 +47,7 @@ struct Done {
 
 class Batch {
  public:
-  explicit Batch(Handle& handle) : handle_(handle), pair_(handle.batch_pair()) {}
+  explicit Batch(Handle& handle) : handle_(handle), pair_(handle.batch_pair()), keeps_(handle.retries() != 0) {}
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
@@ -89,6 +89,11 @@ class Batch {
   std::uint32_t capacity() const { return capacity_; }
   /// Requests taken and not yet collected, or 0 where it is closed.
   std::uint64_t outstanding(std::uint32_t generation);
+  /// The same of whichever generation it has.
+  std::uint64_t outstanding();
+  /// Called by a recovery, which owns the queue pair: what a reset ended, and nobody was told of yet, is submitted
+  /// again, as often as the handle's policy allows.
+  void submit_again();
 
  private:
   struct Entry : queue::ToldRequest {
@@ -100,6 +105,7 @@ class Batch {
     Entry* follower() const { return static_cast<Entry*>(next); }
     Refusal refusal = Refusal::none;
     std::uint8_t wrote = 2;  ///< 0 or 1: it went the short way, and this stands for the transfer's opcode
+    std::uint8_t retries = 0;
   };
   /// Neighbouring requests of one registration, held once for all of them: see below.
   struct Run;
@@ -129,6 +135,17 @@ class Batch {
   template <class Requests>
   std::size_t stage_run(queue::QueuePair::Burst& burst, const Run& run, Requests requests, std::size_t from,
                         std::size_t most, Entry*& next);
+  /// Completes what a run has staged, for requests that may be submitted again.
+  template <class Requests>
+  [[gnu::noinline]] void keep(Entry* entry, Requests requests, std::size_t from, std::size_t count) {
+    for (; count != 0; --count, entry = entry->follower()) {
+      const Wanted w = requests(from++);
+      entry->transfer.buffer = requests.buffer();
+      entry->transfer.buffer_offset = w.buffer_offset;
+      entry->transfer.durable = w.durable;
+      entry->retries = 0;
+    }
+  }
   template <class Sink>
   std::size_t hand_out(std::size_t most, Sink& sink);
   template <class Sink>
@@ -146,9 +163,11 @@ class Batch {
   [[gnu::cold]] void doze(Wait& wait, std::uint32_t generation, std::uint64_t limit);
   [[gnu::cold]] void attend(std::uint64_t now, std::uint32_t generation);
   [[gnu::cold]] void let_go();
+  [[gnu::cold]] void put_back(Entry& entry);
 
   Handle& handle_;
   queue::QueuePair& pair_;
+  const bool keeps_;
   /// When somebody last looked at the device, and when something last moved, in ticks. Of all calls together: a caller
   /// who never waits for long looks at the device all the same.
   std::atomic<std::uint64_t> looked_{0}, moved_{0};
@@ -237,7 +256,10 @@ std::int64_t Batch::submit(std::uint32_t generation, std::size_t count, bool all
       std::size_t most = 0, staged = 0;
       do {
         most = std::min<std::size_t>({total - taken, last - burst.position(), burst.stretch()});
+        Entry* const begun = next;
         staged = stage_run(burst, run, requests, taken, most, next);
+        if (keeps_) [[unlikely]]
+          keep(begun, requests, taken, staged);
         taken += staged;
         if (staged != 0) pair_.ledger().add(run.registration, static_cast<std::uint32_t>(staged));
       } while (staged == most && staged != 0 && taken != total);

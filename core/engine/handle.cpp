@@ -43,6 +43,9 @@ void check(const Policy& policy) {
   if (policy.queues > nvme::kMaxIoQueues) {
     fail(EINVAL, "open", std::to_string(policy.queues) + " queue pairs", "use 1 to 65534, or 0 for the default");
   }
+  if (policy.retry.value_or(0) > kMostRetries) {
+    fail(EINVAL, "open", std::to_string(*policy.retry) + " retries", "use 0 to 16");
+  }
   if (policy.deadline_ns == 0) fail(EINVAL, "open", "a deadline of 0", "give a time, such as 30 seconds");
 }
 
@@ -57,6 +60,11 @@ void take_common(Uri& uri, Policy& policy) {
     }
     if (name == "mode") {
       if (policy.mode.empty()) policy.mode = value;
+      return true;
+    }
+    if (name == "retry") {
+      const auto retry = static_cast<std::uint32_t>(parse_number(value, name, 0, kMostRetries));
+      if (!policy.retry) policy.retry = retry;
       return true;
     }
     if (name == "ns") {
@@ -75,6 +83,8 @@ void take_common(Uri& uri, Policy& policy) {
 }  // namespace
 
 Handle::Handle(const std::string& text, const Policy& policy) : policy_(policy) {
+  EventLog::prepare();
+  events_.set_device(text.c_str());
   try {
     check(policy);
     Uri uri = parse_uri(text);
@@ -98,6 +108,7 @@ Handle::~Handle() {
   delete streams_.exchange(nullptr);  // NOLINT: made by stream_worker()
   tear_down();
   for (auto& batch : batches_) delete batch.load(std::memory_order_relaxed);  // NOLINT
+  events_.tell_rest();
 }
 
 StreamWorker& Handle::stream_worker() {
@@ -189,9 +200,11 @@ void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lis
                            .page_size = controller_->page_size(),
                            .list_pages = std::max({1u, lists, geometry_.lists}),
                            .pacer = &scheduler_->pacer(),
+                           .events = &events_,
                            .huge = huge};
   auto pair = std::make_unique<queue::QueuePair>(*device_, shape, controller_->submission_doorbell(id),
                                                  controller_->completion_doorbell(id));
+  pair->ledger().set_whose("on queue " + std::to_string(id) + " of " + device_->uri());
   memory::Registry::instance().add_ledger(pair->ledger());
   scheduler_->pacer().watch(*pair);
   queues_.push_back(std::move(pair));
@@ -323,7 +336,7 @@ void Handle::tear_down() {
   if (stopped) {
     end_interrupts();
     // Whatever was in flight ended with the controller.
-    retire_all(nvme::make_status(nvme::StatusType::path, 0x71));
+    retire_all(nvme::status::aborted_by_host);
     for (auto& pair : queues_) registry.remove_ledger(pair->ledger());
     queues_.clear();
     bounce_.reset();
@@ -353,6 +366,28 @@ std::uint64_t Handle::in_flight() const {
   std::uint64_t total = 0;
   for (const auto& pair : queues_) total += pair->load();
   return total;
+}
+
+std::string Handle::holders() const {
+  std::string words;
+  const auto add = [&](std::uint64_t count, const char* one, const char* many, const std::string& where) {
+    if (count == 0) return;
+    if (!words.empty()) words += "; ";
+    words += std::to_string(count) + (count == 1 ? one : many) + where;
+  };
+  for (const auto& pair : queues_) {
+    add(pair->load(), " command is in flight on queue ", " commands are in flight on queue ",
+        std::to_string(pair->id()));
+  }
+  for (std::uint32_t slot = 0; slot < kMostBatches; ++slot) {
+    if (Batch* const one = batch(slot)) {
+      add(one->outstanding(), " request of batch ", " requests of batch ",
+          std::to_string(slot) + (one->outstanding() == 1 ? " is not collected" : " are not collected"));
+    }
+  }
+  add(stream_operations(), " operation is pending on a stream", " operations are pending on streams", "");
+  if (state() == State::wedged) words += (words.empty() ? "it is wedged: " : "; it is wedged: ") + why();
+  return words;
 }
 
 std::string Handle::why() const {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/event_log.hpp"
 #include "device/device.hpp"
 #include "engine/bring_up.hpp"
 #include "engine/idle.hpp"
@@ -56,6 +57,9 @@ class Handle {
   device::Device& device() { return *device_; }
   const Identity& identity() const { return identity_; }
   const Policy& policy() const { return policy_; }
+  /// How often a read or write that a reset ended is submitted again.
+  std::uint32_t retries() const { return policy_.retry.value_or(0); }
+  EventSource& events() { return events_; }
   State state() const { return state_.load(std::memory_order_acquire); }
   const std::vector<std::unique_ptr<queue::QueuePair>>& queues() const { return queues_; }
 
@@ -126,6 +130,9 @@ class Handle {
   /// Retires what has completed on every queue pair: for who waits for what others have in flight, wherever that is.
   /// They may not be looking.
   void reap_all();
+  /// What keeps it from being closed, in words: commands by queue, batches, streams' operations, or that it is wedged;
+  /// "" where nothing does. Thread-safe.
+  std::string holders() const;
   /// Commands in flight over all queues.
   std::uint64_t in_flight() const;
   /// Reaps until nothing is in flight, for at most `limit_ns`; recovers as any waiter would. True: nothing is.
@@ -185,13 +192,17 @@ class Handle {
   void release_all();
   void retire_all(std::uint16_t status);
   bool start_again();
-  bool stop();
+  bool stop(const char** how = nullptr);
   bool reset_function();
-  bool reset_and_restart();
+  bool reset_and_restart(const char* why);
   void set_state(State state, const char* why);
-  bool confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged);
+  void submit_again();
+  void tell(const char* event, Level level, const char* action, const char* detail, const char* remedy = "");
+  void tell_wedged(const char* why);
+  bool confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged, const char*& said);
 
   Policy policy_;
+  EventSource events_;
   std::optional<Scheduler> scheduler_;
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<Bringup> controller_;

@@ -251,6 +251,32 @@ bool Operation::attend() {
   return done();
 }
 
+/// It has ended, and not well. True: a reset ended it, and what is not right of it is submitted again.
+bool Operation::again() {
+  const State state = handle_.state();
+  if (!request_.stopped || refusal_ != Refusal::none || retries_ >= handle_.retries() || !has_data(transfer_.opcode) ||
+      handle_.given_up() || (state != State::ready && state != State::recovering))
+    return false;
+  ++retries_;
+  while (!pair_->try_acquire()) idle_.pause(handle_.turn());
+  pair_->count_retry();
+  pair_->release();
+  // Before what failed everything is right.
+  staged_ = request_.failed_at;
+  segment_ = 0;
+  in_segment_ = transfer_.segments.empty() ? 0 : staged_;
+  while (!transfer_.segments.empty() && in_segment_ > transfer_.segments[segment_].size)
+    in_segment_ -= transfer_.segments[segment_++].size;
+  request_.failed_at = queue::kNoFailure;
+  request_.stopped = request_.expired = false;
+  request_.status = 0;
+  request_.on_idle = queue::OnIdle::wait;
+  all_staged_ = false;
+  begun_ = waits_since_ = 0;
+  request_.done.store(0, std::memory_order_relaxed);
+  return true;
+}
+
 void Operation::abandon() {
   if (pair_ != nullptr && (!done() || place_.taken)) {
     while (!pair_->try_acquire()) idle_.pause(handle_.turn());

@@ -111,9 +111,9 @@ class Operation {
   Operation& operator=(const Operation&) = delete;
 
   bool done() const { return request_.done.load(std::memory_order_acquire) != 0; }
-  /// One poll turn: stages what there is room for, or reaps for everyone, or idles. True: done.
-  bool turn() { return done() || (all_staged_ ? wait() : submit()); }
-  /// Bytes transferred, or -errno with last_error() filled. Only when done.
+  /// One poll turn: stages what there is room for, or reaps for everyone, or idles. True: done, for good.
+  bool turn() { return (done() || (all_staged_ ? wait() : submit())) && (!request_.failed() || !again()); }
+  /// Bytes transferred, or -errno with last_error() filled. Only when a turn has said that it is done.
   std::int64_t result() {
     if (learns_) [[unlikely]]
       handle_.scheduler().learn(transfer_.size, sleeps_, born_);
@@ -144,6 +144,7 @@ class Operation {
   [[gnu::cold]] void stage_other(queue::QueuePair& pair);
   [[gnu::cold]] bool attend();
   [[gnu::cold]] void refuse(Refusal refusal);
+  [[gnu::cold]] bool again();
   [[gnu::cold]] std::int64_t explain();
 
   Handle& handle_;
@@ -163,6 +164,7 @@ class Operation {
   std::uint64_t waits_since_ = 0;  ///< see Pacer::take
   bool paced_ = false, background_ = false;
   bool sleeps_ = false, learns_ = false;
+  std::uint8_t retries_ = 0;
   Refusal refusal_ = Refusal::none;
   std::uint64_t born_ = 0;   ///< ticks, where the scheduler learns
   std::uint64_t begun_ = 0;  ///< ticks at the first look at the clock

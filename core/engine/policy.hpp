@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ugds::engine {
@@ -30,6 +31,8 @@ struct Policy {
   std::uint32_t depth = 0;                     ///< entries a queue; 0: 64. Clamped to the device
   std::uint64_t deadline_ns = 30'000'000'000;  ///< longest life of a command before recovery begins
   Interrupts interrupts = Interrupts::unsaid;
+  std::optional<std::uint32_t> retry{};  ///< how often a read or write that a reset ended is submitted again; without
+                                         ///< it as the URI says, or never
 };
 
 /// Largest command, whatever the device would allow: small requests pass between the pieces of a large one.
@@ -40,6 +43,8 @@ inline constexpr std::uint64_t kUnstatedMaxTransfer = 128u << 10;
 inline constexpr std::uint32_t kWindow = 16;
 inline constexpr std::uint32_t kDefaultDepth = 64;
 inline constexpr std::uint32_t kListPages = 64;
+/// Most retries that can be asked for.
+inline constexpr std::uint32_t kMostRetries = 16;
 /// The batch queue's entries and list pages.
 inline constexpr std::uint32_t kBatchDepth = 512, kBatchListPages = 128;
 

@@ -7,8 +7,10 @@
 #include <cstdio>
 
 #include "base/clock.hpp"
+#include "engine/batch.hpp"
 #include "engine/handle.hpp"
 #include "engine/idle.hpp"
+#include "engine/wedge_trace.hpp"
 #include "nvme/status.hpp"
 
 namespace ugds::engine {
@@ -22,8 +24,6 @@ constexpr std::uint64_t kAbortedGrace = 100'000'000;
 constexpr std::uint64_t kLastWords = 2'000'000'000;
 /// How often a start is tried while the system goes on stopping the device.
 constexpr int kRestarts = 8;
-/// "Command aborted by host", which no device sends.
-constexpr std::uint16_t kAbortedByHost = nvme::make_status(nvme::StatusType::path, 0x71);
 
 }  // namespace
 
@@ -33,6 +33,33 @@ void Handle::set_state(State state, const char* why) {
     why_ = why;
   }
   state_.store(state, std::memory_order_seq_cst);
+}
+
+/// What happens to the device as a whole: few such events there are, and none of them is left out.
+void Handle::tell(const char* name, Level level, const char* action, const char* detail, const char* remedy) {
+  Event event;
+  event.name = name;
+  event.level = level;
+  event.action = action;
+  event.remedy = remedy;
+  set_detail(event, "%s", detail);
+  events_.tell(event);
+}
+
+/// Every queue pair is ours: what their rings hold of the last commands is kept beside the event.
+void Handle::tell_wedged(const char* why) {
+  try {
+    std::vector<queue::TraceRecord> records;
+    for (const auto& pair : queues_) pair->last_commands(records, geometry_.block_shift);
+    EventLog::instance().keep_trace(trace_text(records, device_->uri(), device::transport_name(device_->transport())));
+  } catch (const std::exception&) {
+    // No memory: the event says what there is to say.
+  }
+  char held[64];
+  std::snprintf(held, sizeof held, "; commands in flight: %llu", static_cast<unsigned long long>(in_flight()));
+  tell("wedged", Level::error, "what its commands may write to stays mapped and held",
+       (std::string(why) + held).c_str(),
+       "close it by force when something outside has reset or unplugged it; until then its memory is not to be had");
 }
 
 void Handle::acquire(queue::QueuePair& pair) {
@@ -83,8 +110,9 @@ void Handle::lose() {
   if (state() == State::lost) return;
   // A device that has gone from the bus can reach no memory.
   set_state(State::lost, device_->gone().cause);
+  tell("lost", Level::error, "every request ends with an error", device_->gone().cause, device_->gone().hint);
   acquire_all();
-  retire_all(kAbortedByHost);
+  retire_all(nvme::status::aborted_by_host);
   release_all();
 }
 
@@ -92,6 +120,7 @@ void Handle::give_back() {
   std::lock_guard guard(recovery_lock_);
   if (state() == State::lost) return;
   set_state(State::recovering, "the system asks for the device");
+  tell("revoked", Level::warning, "what is in flight may end, then the device is given up", "the system asks for it");
   acquire_all();
   release_all();  // as below: nobody is submitting now
   Idle idle;
@@ -103,11 +132,15 @@ void Handle::give_back() {
   acquire_all();
   const bool stopped = controller_->shut_down();
   if (device_->release() || stopped) {  // no DMA follows, whatever the controller did
-    set_state(State::lost, "the system took it back: it is being removed, or unbound from its driver");
-    retire_all(kAbortedByHost);  // after that: its callers look at the state
+    constexpr const char* kWhy = "the system took it back: it is being removed, or unbound from its driver";
+    set_state(State::lost, kWhy);
+    tell("lost", Level::error, "every request ends with an error", kWhy, device_->gone().hint);
+    retire_all(nvme::status::aborted_by_host);  // after that: its callers look at the state
   } else {
     for (auto& pair : queues_) pair->disbelieve();
-    set_state(State::wedged, "the system asks for the device, which could be neither stopped nor let go of");
+    constexpr const char* kWhy = "the system asks for the device, which could be neither stopped nor let go of";
+    set_state(State::wedged, kWhy);
+    tell_wedged(kWhy);
   }
   release_all();
 }
@@ -116,11 +149,29 @@ void Handle::recover_overdue(queue::QueuePair& pair, std::uint16_t cid, std::uin
   std::lock_guard guard(recovery_lock_);
   if (state() != State::ready) return;
   set_state(State::recovering, "a command is overdue");
+  Event event;
+  event.name = "overdue";
+  event.queue = pair.id();
+  event.command = cid;
+  event.action = "abort";
+  event.remedy = "raise the deadline if the device is merely slow";
+  set_detail(event, "in flight for %.3f s, and the deadline is %.3f s",
+             static_cast<double>(ticks_to_ns(ticks() - staged)) * 1e-9,
+             static_cast<double>(policy_.deadline_ns) * 1e-9);
+  events_.tell(event);
   // Whoever saw the old state submits under ownership: after this nobody is submitting.
   acquire_all();
   release_all();
-  if (confirmed_abort(pair, cid, staged)) return set_state(State::ready, "");
-  reset_and_restart();
+  const char* answer = "";
+  const bool ended = confirmed_abort(pair, cid, staged, answer);
+  event.name = "abort";
+  event.action = ended ? "none: the command has ended" : "the controller is reset";
+  event.level = ended ? Level::info : Level::warning;
+  event.remedy = "";
+  set_detail(event, "%s", answer);
+  events_.tell(event);
+  if (ended) return set_state(State::ready, "");
+  reset_and_restart("a command is overdue");
 }
 
 void Handle::recover_broken(const char* why) {
@@ -132,7 +183,7 @@ void Handle::recover_broken(const char* why) {
   for (auto& pair : queues_) broken = broken || pair->distrusted();
   if (!broken) return;
   set_state(State::recovering, why);
-  reset_and_restart();
+  reset_and_restart(why);
 }
 
 void Handle::recover_halted() {
@@ -140,10 +191,12 @@ void Handle::recover_halted() {
   const char* const why = device_->halted();
   if (why == nullptr || state() != State::ready) return;  // who recovers otherwise looks at it too
   set_state(State::recovering, why);
-  reset_and_restart();
+  tell("revoked", Level::warning, "the function is reset", why, "register what the exporter of the memory gives now");
+  reset_and_restart(why);
 }
 
-bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged) {
+/// `said`: what came of it, in words.
+bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged, const char*& said) {
   const auto in_flight = [&] {
     Idle idle;
     while (!pair.try_acquire()) idle.pause(turn_);
@@ -152,14 +205,27 @@ bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uin
     pair.release();
     return still;
   };
-  if (!in_flight()) return true;  // it came in the end
+  said = "the command came in the end, before it was aborted";
+  if (!in_flight()) return true;
   const Answer answer = controller_->execute(nvme::abort(pair.id(), cid), kAbortDeadline);
-  if (answer.timed_out || answer.status != 0 || pair.distrusted()) return false;
+  if (answer.timed_out || answer.status != 0 || pair.distrusted()) {
+    said = answer.timed_out     ? "the Abort command was not answered"
+           : answer.status != 0 ? nvme::status_words(answer.status)
+                                : "the controller posts completions that no command was waiting for";
+    return false;
+  }
+  const bool aborted = nvme::was_aborted(answer.result);
+  said = aborted ? "the controller says that it aborted the command, and its completion came"
+                 : "the controller says that it did not abort the command, and its completion came";
   // "Aborted" is no proof that the data has stopped: the command's own completion is.
   const std::uint64_t start = monotonic_ns();
   Idle idle;
   while (in_flight()) {
-    if (monotonic_ns() - start > (nvme::was_aborted(answer.result) ? kAbortedGrace : kAbortedGrace / 10)) return false;
+    if (monotonic_ns() - start > (aborted ? kAbortedGrace : kAbortedGrace / 10)) {
+      said = aborted ? "the controller says that it aborted the command, but no completion of it came"
+                     : "the controller says that it did not abort the command";
+      return false;
+    }
     idle.pause(turn_);
   }
   return true;
@@ -173,26 +239,57 @@ bool Handle::reset_function() {
   return true;
 }
 
-bool Handle::stop() {
+/// Called by whoever owns every queue pair. `how`: by which step.
+bool Handle::stop(const char** how) {
   // One whose DMA the system has stopped, or is stopping, looks disabled and cannot be started again.
-  return (!device_->limits().may_be_halted && controller_->disable()) || reset_function();
+  const char* ignored = nullptr;
+  const char*& step = how != nullptr ? *how : ignored;
+  step = "controller reset (CC.EN)";
+  if (!device_->limits().may_be_halted && controller_->disable()) return true;
+  step = "function reset";
+  return reset_function();
 }
 
-bool Handle::reset_and_restart() {
+/// What a reset has ended in batches, and nobody was told of yet.
+void Handle::submit_again() {
+  if (retries() == 0) return;
+  for (std::uint32_t slot = 0; slot < kMostBatches; ++slot) {
+    if (Batch* const one = batch(slot)) one->submit_again();
+  }
+}
+
+bool Handle::reset_and_restart(const char* why) {
+  const std::uint64_t begun = monotonic_ns();
   acquire_all();
   bool stopped = false;
   int tries = 0;
   do {
-    stopped = stop();
+    const char* how = "";
+    const std::uint64_t ended = in_flight();
+    stopped = stop(&how);
     if (!stopped) {
+      constexpr const char* kWhy =
+          "the controller could not be stopped: it may still write to the memory of its commands";
       for (auto& pair : queues_) pair->disbelieve();
-      set_state(State::wedged, "the controller could not be stopped: it may still write to the memory of its commands");
+      set_state(State::wedged, kWhy);
+      tell_wedged(kWhy);
     } else if (controller_->gone()) {
       set_state(State::lost, device_->gone().cause);  // before its callers are told
-      retire_all(kAbortedByHost);
+      tell("lost", Level::error, "every request ends with an error", device_->gone().cause, device_->gone().hint);
+      retire_all(nvme::status::aborted_by_host);
     } else {
-      retire_all(kAbortedByHost);
-      if (start_again()) set_state(State::ready, "");
+      char words[200];
+      std::snprintf(words, sizeof words, "%s; commands in flight that it ended: %llu", why,
+                    static_cast<unsigned long long>(ended));
+      tell("reset", Level::warning, how, words);
+      retire_all(nvme::status::aborted_by_host);
+      if (start_again()) {
+        submit_again();
+        std::snprintf(words, sizeof words, "%.1f ms from the reset's beginning",
+                      static_cast<double>(monotonic_ns() - begun) * 1e-6);
+        tell("recovered", Level::info, "requests go on", words);
+        set_state(State::ready, "");
+      }
     }
     // It may have been stopped anew meanwhile.
   } while (state() == State::failed && device_->halted() != nullptr && ++tries < kRestarts);
@@ -205,7 +302,7 @@ bool Handle::start_again() {
     controller_->enable();
     controller_->negotiate_queues(static_cast<std::uint32_t>(queues_.size()));
     identity_.shadow_doorbells = controller_->configure_shadow_doorbells(static_cast<std::uint32_t>(queues_.size()));
-    retire_all(kAbortedByHost);  // nothing is in flight; gives the rings their new doorbells
+    retire_all(nvme::status::aborted_by_host);  // nothing is in flight; gives the rings their new doorbells
     if (interrupts_) interrupts_ = set_interrupts();
     for (auto& pair : queues_) create_queue(*pair);
     return true;
@@ -214,6 +311,13 @@ bool Handle::start_again() {
     const bool stopped = stop();
     const std::string why = std::string("the controller could not be started again: ") + error.what();
     set_state(stopped ? State::failed : State::wedged, why.c_str());
+    if (stopped) {
+      tell("failed", Level::error, "every request ends with an error", why.c_str(),
+           "close the device and open it again");
+    } else {
+      for (auto& pair : queues_) pair->disbelieve();
+      tell_wedged(why.c_str());
+    }
     return false;
   }
 }
@@ -224,8 +328,10 @@ bool Handle::force_stop() {
   acquire_all();
   const bool stopped = reset_function();
   if (stopped) {
-    retire_all(kAbortedByHost);
+    retire_all(nvme::status::aborted_by_host);
     set_state(State::failed, "the function was reset from outside");
+    tell("reset", Level::warning, "function reset",
+         "a wedged device was stopped from outside: what it held is released", "close the device and open it again");
   }
   release_all();
   return stopped;

@@ -227,7 +227,7 @@ class StagedRun {
   bool turn_operations() {
     bool moved = false;
     for (std::uint64_t piece = finished_; piece < begun_; ++piece) operations_[piece % kFlight]->turn();
-    while (finished_ < begun_ && operations_[finished_ % kFlight]->done()) {
+    while (finished_ < begun_ && operations_[finished_ % kFlight]->turn()) {
       const std::int64_t result = operations_[finished_ % kFlight]->result();
       if (result < 0) {
         right_ = finished_ * piece_ + last_error().completed;
@@ -364,7 +364,7 @@ std::int64_t run_staged(Handle& handle, const Transfer& t, const Interrupt& inte
   if (t.size == 0) return 0;
   // The runtime of the memory is known while the registration is held; some ledger must do so before there is a lane.
   static memory::Ledger* const door = [] {
-    auto* made = new memory::Ledger();  // NOLINT: callers are counted in it at any time
+    auto* made = new memory::Ledger("of staged requests");  // NOLINT: callers are counted in it at any time
     memory::Registry::instance().add_ledger(*made);
     return made;
   }();

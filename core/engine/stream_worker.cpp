@@ -49,6 +49,7 @@ void futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 
 StreamWorker::StreamWorker(Handle& handle) : handle_(handle) {
   setup_step("stream: worker");
+  ledger_.set_whose("pending on streams of " + handle.uri());
   memory::Registry::instance().add_ledger(ledger_);
   try {
     batch_id_ = handle.open_batch(kInFlight, Priority::unsaid);
@@ -386,8 +387,9 @@ void StreamWorker::poison(Stream& stream, StreamOp& op, std::uint32_t number) {
 }
 
 /// The same where the device reads into the GPU's memory itself. What never went to the device has changed nothing.
-void StreamWorker::poison_direct(Stream& stream, StreamOp& op) {
-  if (op.broken || op.given.part == 0) return;
+/// False: it could not be.
+bool StreamWorker::poison_direct(Stream& stream, StreamOp& op) {
+  if (op.broken || op.given.part == 0) return true;
   const std::uint64_t right = right_bytes(stream, op);
   Poison::Fill fill(Poison::of(stream.runtime()), stream.place());
   for (std::uint32_t i = 0; i < op.parts; ++i) {
@@ -395,14 +397,30 @@ void StreamWorker::poison_direct(Stream& stream, StreamOp& op) {
     if (t.opcode != Opcode::read || t.buffer.registration->gpu() == nullptr) continue;
     fill.add(t.buffer.address + t.buffer_offset + right, t.size - right);
   }
-  if (!fill.end()) set_hint(*op.error, "the memory could not be filled with 0xdb either: its old bytes may be there");
+  if (fill.end()) return true;
+  set_hint(*op.error, "the memory could not be filled with 0xdb either: its old bytes may be there");
+  return false;
+}
+
+/// A read failed, and its stream goes on.
+void StreamWorker::tell_poison(const StreamOp& op, bool marked) {
+  if (!handle_.events().admit()) return;
+  Event event;
+  event.name = "poison";
+  event.operation = "read";
+  event.action = marked ? "what was not read holds 0xdb, and the stream goes on"
+                        : "the memory could not be marked: its old bytes may be there; the stream goes on";
+  event.remedy = "look at the request's result or status word before its memory is used";
+  set_detail(event, "%s", op.error->cause);
+  handle_.events().tell(event);
 }
 
 /// All of it is through the device. What became of it is told before the stream goes on.
 void StreamWorker::complete(Stream& stream, StreamOp& op) {
   op.completed = true;
   if (op.failed && op.parts != 0) explain(stream, op);
-  if (op.failed && !op.staged) poison_direct(stream, op);
+  const bool marked = !op.failed || op.staged || poison_direct(stream, op);
+  if (op.failed && op.opcode == Opcode::read) tell_poison(op, marked);
   std::int64_t bytes = 0;
   for (std::uint32_t i = 0; i < op.parts; ++i) {
     bytes += static_cast<std::int64_t>(stream.part(op.first_part + i).transfer.size);

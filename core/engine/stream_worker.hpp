@@ -56,7 +56,8 @@ class StreamWorker {
   bool is_enqueued(StreamOp& op);
   std::uint64_t right_bytes(Stream& stream, const StreamOp& op);
   void poison(Stream& stream, StreamOp& op, std::uint32_t piece);
-  void poison_direct(Stream& stream, StreamOp& op);
+  bool poison_direct(Stream& stream, StreamOp& op);
+  void tell_poison(const StreamOp& op, bool marked);
   void fail(StreamOp& op, const Error& error);
   void take(const Done& done);
   void complete(Stream& stream, StreamOp& op);

@@ -99,7 +99,17 @@ bool Table::is_closing(HandleId id) {
   return id != 0 && slots_[id % kSlots].closing == id;
 }
 
-int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
+/// What keeps the handle of a slot that is being closed.
+std::string Table::holders(const Slot& slot) const {
+  std::string words = slot.handle->holders();
+  if (const std::uint64_t inside = users(slot); inside != 0) {
+    words = std::to_string(inside) + (inside == 1 ? " call is running" : " calls are running") +
+            (words.empty() ? "" : "; ") + words;
+  }
+  return words.empty() ? "what was in flight has ended just now" : words;
+}
+
+int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns, std::string* held) {
   const std::uint64_t start = monotonic_ns();
   const auto left = [&]() -> std::uint64_t {
     if (mode == Mode::check) return 0;
@@ -109,7 +119,10 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
   };
   Slot* slot = reserve(id);
   while (slot == nullptr && is_closing(id)) {
-    if (left() == 0) return EBUSY;
+    if (left() == 0) {
+      if (held != nullptr) *held = "another thread is closing it";
+      return EBUSY;
+    }
     rest();
     slot = reserve(id);
   }
@@ -131,6 +144,7 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns) {
   else if (idle)
     idle = slot->handle->state() != State::wedged && slot->handle->drain(left());
   if (!idle) {
+    if (held != nullptr) *held = holders(*slot);
     reopen(*slot, id);
     return EBUSY;
   }

@@ -39,8 +39,8 @@ class Table {
     force,    ///< reset the function from outside first, if it is wedged
   };
   /// 0, EBUSY (in use, or wedged; the handle is open as before) or ESTALE. While somebody else closes it, waits for
-  /// what comes of that.
-  int close(HandleId id, Mode mode, std::uint64_t limit_ns = 0);
+  /// what comes of that. `held`: with EBUSY gets what keeps it, in words.
+  int close(HandleId id, Mode mode, std::uint64_t limit_ns = 0, std::string* held = nullptr);
   /// Closes whatever the state: waits that run are ended, and a wedged controller's memory is leaked. For garbage
   /// collection and exit. A handle that is not let go of within some seconds is left as it is.
   void abandon(HandleId id);
@@ -104,6 +104,7 @@ class Table {
   std::uint64_t users(const Slot& slot) const;
   Slot* reserve(HandleId id);
   bool is_closing(HandleId id);
+  std::string holders(const Slot& slot) const;
   void reopen(Slot& slot, HandleId id);
   void release(Slot& slot);
 

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "base/fork.hpp"
 #include "nvme/status.hpp"
 
 namespace ugds::engine {
@@ -91,23 +92,16 @@ void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal, std::u
                       "register it for this device too, or use ugds.empty() (in C uGDSHostAlloc()), whose memory every "
                       "transport can reach");
     default:
-      set_cause(error, "the buffer is not registered");
+      set_cause(error, "%s",
+                fork_generation() != 0 ? "the buffer is not registered in this process, a child of a fork"
+                                       : "the buffer is not registered");
       return set_hint(error, "register it once, before the first I/O");
   }
 }
 
 }  // namespace
 
-const char* operation_name(Opcode opcode) {
-  switch (opcode) {
-    case Opcode::read: return "read";
-    case Opcode::write: return "write";
-    case Opcode::flush: return "flush";
-    case Opcode::dataset_management: return "discard";
-    case Opcode::write_zeroes: return "write zeroes";
-  }
-  return "request";
-}
+const char* operation_name(Opcode opcode) { return nvme::opcode_name(opcode); }
 
 Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
   // First: without a size given, the rest of the buffer has wrapped.

@@ -16,7 +16,7 @@ namespace {
 constexpr std::size_t kBytes = (kMaxRegistrations + 1) * sizeof(std::uint32_t);
 }
 
-Ledger::Ledger() {
+Ledger::Ledger(std::string whose) : whose_(std::move(whose)) {
   setup_step("ledger: reserve");
   void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) fail(ENOMEM, "open", "no memory for a queue's ledger of registrations", "free memory");

@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 namespace ugds::memory {
 
@@ -17,8 +19,9 @@ class Ledger {
   /// The number of a count that nobody sums, for commands that hold no registration.
   static constexpr std::uint32_t kNone = kMaxRegistrations;
 
+  /// `whose`: in words, for who is told that something is still in flight, such as "on queue 1 of emulated:1GiB".
   /// Reserves address space for all registrations; pages are touched as they are used. Throws Failure(ENOMEM).
-  Ledger();
+  explicit Ledger(std::string whose = "");
   ~Ledger();
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
@@ -39,7 +42,12 @@ class Ledger {
     return counts_[registration].load(std::memory_order_acquire);
   }
 
+  /// Before the registry knows it.
+  void set_whose(std::string whose) { whose_ = std::move(whose); }
+  const std::string& whose() const { return whose_; }
+
  private:
+  std::string whose_;
   std::atomic<std::uint32_t>* counts_;
 };
 

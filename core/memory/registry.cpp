@@ -310,6 +310,20 @@ std::uint64_t Registry::in_flight(const Reference& reference) {
   return count(reference.registration->index());
 }
 
+std::string Registry::holders(const Reference& reference) {
+  std::lock_guard guard(lock_);
+  std::string words;
+  if (reference.registration->generation_.load(std::memory_order_relaxed) != reference.generation) return words;
+  for (const Ledger* ledger : ledgers_) {
+    const std::uint32_t count = ledger->count(reference.registration->index());
+    if (count == 0) continue;
+    if (!words.empty()) words += ", ";
+    words += std::to_string(count) + (count == 1 ? " command" : " commands");
+    if (!ledger->whose().empty()) words += ' ' + ledger->whose();
+  }
+  return words;
+}
+
 int Registry::close(const Reference& reference) {
   std::lock_guard guard(lock_);
   close_leaving();

@@ -179,6 +179,8 @@ class Registry {
   /// Whether a registration's GPU memory was freed under it. Asks the driver.
   bool was_freed(const Reference& reference);
 
+  /// What still uses a registration, in words: "2 commands on queue 1 of emulated:1GiB"; "" where nothing does.
+  std::string holders(const Reference& reference);
   /// Commands in flight on a registration, over all queues.
   std::uint64_t in_flight(const Reference& reference);
 

@@ -34,6 +34,17 @@ enum class Opcode : std::uint8_t {
   write_zeroes = 0x08,
   dataset_management = 0x09,
 };
+/// What the library calls it: "read", "write", "flush", "discard", ...
+constexpr const char* opcode_name(Opcode opcode) {
+  switch (opcode) {
+    case Opcode::read: return "read";
+    case Opcode::write: return "write";
+    case Opcode::flush: return "flush";
+    case Opcode::dataset_management: return "discard";
+    case Opcode::write_zeroes: return "write zeroes";
+  }
+  return "request";
+}
 
 enum class Feature : std::uint8_t {
   arbitration = 0x01,

@@ -40,6 +40,8 @@ inline constexpr std::uint16_t invalid_queue_deletion = 0x10c;
 inline constexpr std::uint16_t feature_not_saveable = 0x10d;
 inline constexpr std::uint16_t write_fault = 0x280;
 inline constexpr std::uint16_t unrecovered_read_error = 0x281;
+/// "Command aborted by host", which no device sends: of what a recovery has ended.
+inline constexpr std::uint16_t aborted_by_host = 0x371;
 }  // namespace status
 
 /// A status in words, such as "media error: unrecovered read error (0x281)". The string is static where the code is

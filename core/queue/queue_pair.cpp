@@ -3,11 +3,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "base/fence.hpp"
 #include "base/steps.hpp"
+#include "nvme/status.hpp"
 
 namespace ugds::queue {
 
@@ -216,7 +218,7 @@ std::uint32_t QueuePair::reap() {
       }
     } else {
       ++strays;
-      distrust();
+      distrust(entry);
     }
     if (at == turn) [[unlikely]] {
       head_ = turn_head(static_cast<std::uint32_t>(at - completion_));
@@ -248,6 +250,7 @@ std::uint64_t* QueuePair::stage_with_page(Request& request) {
 
 void QueuePair::fail(const Command& command, std::uint16_t status, bool stopped) {
   statistics_.errors.add(1);
+  if (!stopped && shape_.events != nullptr && shape_.events->admit()) tell_failure(command, status);
   Request* request = command.request;
   if (request == &nobody_ || command.offset >= request->failed_at) return;
   request->failed_at = command.offset;
@@ -281,9 +284,75 @@ void QueuePair::use_wakeup(std::unique_ptr<Wakeup> wakeup) {
   set_next_turn(head_);
 }
 
-void QueuePair::distrust() {
+void QueuePair::distrust(const nvme::CompletionEntry& entry) {
   statistics_.protocol_errors.add(1);
   distrusted_.store(true, std::memory_order_relaxed);
+  if (shape_.events == nullptr || !shape_.events->admit()) return;
+  const nvme::CompletionWord word{entry.last};
+  Event event;
+  event.name = "protocol_error";
+  event.queue = shape_.id;
+  event.command = word.cid();
+  event.action = "the controller is not trusted any more, and is reset";
+  event.remedy = "if it happens again, see whether the device's firmware can be updated";
+  set_detail(event, "a completion that no command was waiting for, with a submission queue head of %u", entry.sq_head);
+  shape_.events->tell(event);
+}
+
+/// The identifier under which a slot's last command was staged: also when it is at rest again.
+static std::uint16_t identifier(std::size_t slot, std::uint64_t staged, std::uint32_t mask) {
+  return static_cast<std::uint16_t>(slot | (static_cast<std::uint32_t>(staged) & ~mask));
+}
+
+void QueuePair::tell_failure(const Command& command, std::uint16_t status) {
+  Event event;
+  event.name = "command_failed";
+  event.queue = shape_.id;
+  const std::uint16_t cid = identifier(static_cast<std::size_t>(&command - commands_), command.staged, id_mask_);
+  event.command = cid;
+  event.operation = "command";
+  event.status = status;
+  std::snprintf(event.status_words, sizeof event.status_words, "%s", nvme::status_words(status));
+  event.action = "the request is told";
+  event.remedy = nvme::status_hint(status);
+  // The entry is in the ring until it is used again.
+  for (std::uint32_t i = 0; i < depth_; ++i) {
+    const nvme::SubmissionEntry& entry = submission_[(tail_ + depth_ - 1 - i) % depth_];
+    if (entry.cid != cid || entry.nsid == 0) continue;
+    event.operation = nvme::opcode_name(static_cast<nvme::Opcode>(entry.opcode));
+    if (command.bytes != 0) {
+      event.lba = entry.cdw10 | std::uint64_t{entry.cdw11} << 32;
+      event.blocks = (entry.cdw12 & 0xffff) + 1;
+    }
+    break;
+  }
+  shape_.events->tell(event);
+}
+
+void QueuePair::last_commands(std::vector<TraceRecord>& out, std::uint32_t block_shift) const {
+  for (std::uint32_t i = 0; i < depth_; ++i) {
+    const nvme::SubmissionEntry& entry = submission_[(tail_ + i) % depth_];
+    if (entry.nsid == 0) continue;  // never used
+    const std::uint16_t cid = entry.cid;
+    const std::uint32_t slot = cid & id_mask_;
+    const Command& command = commands_[slot];
+    TraceRecord record{.queue = shape_.id, .cid = cid, .status = nvme::status::aborted_by_host, .opcode = entry.opcode};
+    if (identifier(slot, command.staged, id_mask_) == cid) record.staged = record.submitted = command.staged;
+    if (entry.opcode == static_cast<std::uint8_t>(nvme::Opcode::read) ||
+        entry.opcode == static_cast<std::uint8_t>(nvme::Opcode::write)) {
+      record.offset = (entry.cdw10 | std::uint64_t{entry.cdw11} << 32) << block_shift;
+      record.bytes = ((entry.cdw12 & 0xffff) + 1) << block_shift;
+    }
+    // The newest completion of that name that was taken.
+    for (std::uint32_t j = 1; command.id != cid && j <= shape_.completion_depth; ++j) {
+      const nvme::CompletionWord word{
+          completion_[(head_ + shape_.completion_depth - j) % shape_.completion_depth].last};
+      if (word.cid() != cid) continue;
+      record.status = word.status();
+      break;
+    }
+    out.push_back(record);
+  }
 }
 
 void QueuePair::orphan(Request& request) {

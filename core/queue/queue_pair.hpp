@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/clock.hpp"
+#include "base/event_log.hpp"
 #include "device/device.hpp"
 #include "memory/registry.hpp"
 #include "nvme/commands.hpp"
@@ -63,6 +64,7 @@ struct Shape {
   std::uint64_t page_size = 4096;       ///< CC.MPS
   std::uint32_t list_pages = 64;        ///< for commands over more than two pages
   Pacer* pacer = nullptr;               ///< of the device; may be missing where nothing is paced
+  EventSource* events = nullptr;        ///< of the device; may be missing where nobody is told
   bool huge = false;                    ///< rings in huge pages, where some are free
 };
 
@@ -184,6 +186,11 @@ class QueuePair {
   std::uint64_t oldest(const Finished& list, std::uint16_t& cid) const;
   /// Says of the request of a command in flight that it was overdue.
   void expire(std::uint16_t cid, std::uint64_t staged);
+  /// Counts a request that is submitted again.
+  void count_retry() { statistics_.retries.add(1); }
+  /// Appends what the rings still hold of the last commands, in the order of staging: at most `depth` records. Those
+  /// that are in flight have no time of completion, and nor have those of which nobody took note.
+  void last_commands(std::vector<TraceRecord>& out, std::uint32_t block_shift) const;
   /// Whether a command is still in flight, by identifier and the time that `oldest` gave.
   bool is_in_flight(std::uint16_t cid, std::uint64_t staged) const;
 
@@ -222,7 +229,8 @@ class QueuePair {
   std::uint64_t oldest_of(Chosen&& chosen, std::uint16_t& cid) const;
   bool is_of(const Command& command, const Finished& list) const;
   void fail(const Command& command, std::uint16_t status, bool stopped);
-  void distrust();
+  [[gnu::cold]] void tell_failure(const Command& command, std::uint16_t status);
+  void distrust(const nvme::CompletionEntry& entry);
   std::uint32_t turn_head(std::uint32_t head);
   void set_next_turn(std::uint32_t head);
   void initialise_rings();
@@ -431,7 +439,7 @@ inline void QueuePair::reap_until(const Request& request) {
     if (commands_[slot].id == word.cid() && entry.sq_head < depth_) [[likely]] {
       retire(slot, word.status(), entry.result, now, false);
     } else {
-      distrust();
+      distrust(entry);
     }
     if (++head_ == turning_) [[unlikely]]
       head_ = turn_head(head_);

@@ -92,6 +92,27 @@ class Finished {
   }
   ToldRequest* first() const { return first_; }
 
+  /// Takes those back that are `wanted`: `body` has each, as if it had never been appended. The others stay in order.
+  template <class Wanted, class Body>
+  void take_back(Wanted&& wanted, Body&& body) {
+    ToldRequest* request = first_;
+    ToldRequest** last = &first_;
+    for (std::uint64_t left = size(); left != 0; --left) {
+      ToldRequest* const next = request->next;
+      if (wanted(*request)) {
+        --count_;
+        body(*request);
+      } else {
+        *last = request;
+        last = &request->next;
+      }
+      request = next;
+    }
+    last_ = last;
+  }
+  /// Of one of those that was counted as a large one.
+  void uncount_large() { --large_; }
+
  private:
   ToldRequest* first_ = nullptr;
   ToldRequest** last_ = &first_;

@@ -43,6 +43,7 @@ struct Statistics {
   Counter errors;           ///< commands that failed
   Counter coalesced;        ///< commands told of by a doorbell store that told of others too, less one for each store
   Counter protocol_errors;  ///< completions that no command was waiting for
+  Counter retries;          ///< requests that were submitted again, each time
   std::array<Counter, kLatencyBuckets> latency;  ///< of every command retired, from staging to retirement
 
   std::uint64_t commands() const {

@@ -135,6 +135,7 @@ void stop_progress() noexcept {
 void define_progress(nb::module_& m) {
   nb::class_<Channel>(m, "Channel", nb::is_final())
       .def(nb::init<>())
+      .def("__reduce__", refuses_pickling<Channel>("a Channel cannot be pickled or copied: it is an event loop's"))
       .def("fileno", &Channel::descriptor)
       .def("take", &take);
   m.def("await_transfer", &submit, nb::arg("device"), nb::arg("channel"), nb::arg("operation"), nb::arg("buffer"),

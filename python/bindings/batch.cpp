@@ -272,7 +272,8 @@ void define_batch(nb::module_& m) {
                })
           .def("__reduce__",
                [](const PyBatch&) -> nb::object {
-                 throw nb::type_error("a Batch cannot be pickled: it is of a device that is open in this process");
+                 throw nb::type_error(
+                     "a Batch cannot be pickled or copied: it is of a device that is open in this process");
                })
           .def("__repr__", [](const PyBatch& b) {
             return "<ugds.Batch of depth " + std::to_string(b.depth) + " on " + b.uri + (b.closed ? " (closed)>" : ">");

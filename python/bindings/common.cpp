@@ -60,6 +60,7 @@ void define_errors(nb::module_& m) {
 }
 
 void set_error(const Error& error) noexcept {
+  log_events();  // what led to it comes first
   try {
     PyErr_SetObject(error_type, error_object(error).ptr());
   } catch (nb::python_error& other) {

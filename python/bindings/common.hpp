@@ -26,6 +26,12 @@ namespace ugds::python {
 
 namespace nb = nanobind;
 
+/// Refuses to be pickled or copied, with a reason that is a sentence's end: for `.def("__reduce__", …)`.
+template <class T>
+auto refuses_pickling(const char* reason) {
+  return [reason](const T&) -> nb::object { throw nb::type_error(reason); };
+}
+
 /// Makes `ugds.Error` and its translation from Failure.
 void define_errors(nb::module_& m);
 /// An instance of `ugds.Error` with every field of the core's error.
@@ -144,6 +150,12 @@ struct Temporary {
 /// begins at a multiple of 64 KiB is registered in `temporary`, where that is given.
 View view_of(nb::handle buffer, const char* operation, Temporary* temporary = nullptr);
 
+/// Logs the events that wait, by Python's `logging`, with the interpreter lock. Keeps an error that is being raised.
+void log_events() noexcept;
+/// When the interpreter ends: logs the last ones.
+void stop_logging() noexcept;
+
+void define_log(nb::module_& m);
 void define_registration(nb::module_& m);
 void define_streams(nb::module_& m);
 void define_device(nb::module_& m);

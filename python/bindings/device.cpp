@@ -239,14 +239,15 @@ void close(PyDevice& device, double drain) {
   if (!(drain >= 0)) raise_new(EINVAL, "close", "a negative time", "give seconds");
   auto& table = Table::instance();
   const auto limit = static_cast<std::uint64_t>(std::min(drain, 1e9) * 1e9);
+  std::string held;
   const int code = without_lock([&] {
     const std::uint64_t start = monotonic_ns();
     device.drain_progress(limit);
     const std::uint64_t left = limit - std::min(limit, monotonic_ns() - start);
-    int result = table.close(device.id, Table::Mode::bounded, left);
+    int result = table.close(device.id, Table::Mode::bounded, left, &held);
     if (result == EBUSY && state_of(device.id) == engine::State::wedged) {
       // A wedged controller is reset from outside; what even that does not stop stays as it is.
-      result = table.close(device.id, Table::Mode::force, limit);
+      result = table.close(device.id, Table::Mode::force, limit, &held);
     }
     device.end_progress(result == EBUSY);
     return result;
@@ -257,8 +258,8 @@ void close(PyDevice& device, double drain) {
   error.code = EBUSY;
   error.operation = "close";
   set_device(error, device.uri.c_str());
-  set_cause(error, "requests are in flight, or the device is wedged and its buffers are held");
-  set_hint(error, "wait for the requests; a wedged device needs an external reset");
+  set_cause(error, "%s", held.c_str());
+  set_hint(error, "wait for the requests, or give drain= more seconds; a wedged device needs an external reset");
   raise(error);
 }
 
@@ -289,6 +290,7 @@ nb::dict info(const PyDevice& device) {
   fields["volatile_write_cache"] = identity.volatile_write_cache;
   fields["shadow_doorbells"] = identity.shadow_doorbells;
   fields["completion"] = handle->completion();
+  fields["retry"] = handle->retries();
   fields["state"] = engine::state_name(handle->state());
   return fields;
 }
@@ -332,6 +334,7 @@ nb::list queue_stats(const PyDevice& device) {
     row["doorbells"] = pair->doorbells();
     row["errors"] = s.errors.get();
     row["protocol_errors"] = s.protocol_errors.get();
+    row["retries"] = s.retries.get();
     row["in_flight"] = pair->load();
     row["latency_ns_histogram"] = latency_histogram(s);
     row["route"] = memory::route_name(memory::Route::direct);
@@ -400,7 +403,7 @@ void define_device(nb::module_& m) {
           .def("__exit__", [](PyDevice& self, nb::args) { close(self, 5.0); })
           .def("__reduce__",
                [](const PyDevice&) -> nb::object {
-                 throw nb::type_error("a Device cannot be pickled: open its URI in the other process");
+                 throw nb::type_error("a Device cannot be pickled or copied: open its URI in the other process");
                })
           .def("__repr__",
                [](const PyDevice& d) { return "<ugds.Device " + d.uri + (is_closed(d) ? " (closed)>" : ">"); });
@@ -413,11 +416,12 @@ void define_device(nb::module_& m) {
   m.def(
       "open",
       [](const std::string& uri, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues,
-         std::uint32_t depth, double deadline, std::optional<bool> interrupts) {
+         std::uint32_t depth, double deadline, std::optional<bool> interrupts, std::optional<std::uint32_t> retry) {
         if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
         collect_retired();
         engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};
         policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
+        policy.retry = retry;
         if (interrupts) policy.interrupts = *interrupts ? engine::Interrupts::yes : engine::Interrupts::no;
         auto device = std::make_unique<PyDevice>();
         device->uri = uri;
@@ -428,6 +432,7 @@ void define_device(nb::module_& m) {
       },
       nb::arg("uri"), nb::arg("mode") = nb::none(), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0,
       nb::arg("depth") = 0, nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
+      nb::arg("retry") = nb::none(),
       "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up.\n\n"
       "mode: what it is to be good at, one of `ugds.modes()`; left out: as the URI says (`?mode=`), else \"latency\" "
       "(docs/modes.md).\n"
@@ -439,7 +444,8 @@ void define_device(nb::module_& m) {
       "polling;\n"
       "left out: as the URI says (`?interrupts=1`), else the environment (UGDS_INTERRUPT_MODE=1), else no. "
       "`info.completion`\n"
-      "says what became of it.\n\n"
+      "says what became of it. retry: how often a read or write that a reset of the controller ended is submitted\n"
+      "again, 0 to 16; left out: as the URI says (`?retry=2`), else never (docs/failures.md).\n\n"
       "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, ENXIO (not bound to a driver for user space), EBUSY (in "
       "use),\n"
       "EACCES, EIO (the controller fails), EOPNOTSUPP (its format), "

@@ -36,6 +36,7 @@ NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);
   m.doc() = "The native part of ugds; use the package `ugds`.";
   define_errors(m);
+  define_log(m);
   define_registration(m);
   define_device(m);
   define_batch(m);
@@ -49,6 +50,9 @@ NB_MODULE(_core, m) {
   define_simulate(m);
   m.def("version", &version);
   m.def("library_path", &library_path);
-  m.def("close_all", [] { ugds::python::without_lock([] { close_all(); }); });
+  m.def("close_all", [] {
+    ugds::python::without_lock([] { close_all(); });
+    ugds::python::stop_logging();
+  });
   nb::module_::import_("atexit").attr("register")(m.attr("close_all"));
 }

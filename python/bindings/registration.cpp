@@ -157,8 +157,8 @@ void close(PyRegistration& self) {
     error.code = EBUSY;
     error.operation = "close registration";
     error.length = reference.size;
-    set_cause(error, "%llu commands on the buffer are in flight",
-              static_cast<unsigned long long>(memory::Registry::instance().in_flight(reference)));
+    const std::string held = memory::Registry::instance().holders(reference);
+    set_cause(error, "in flight on the buffer: %s", held.empty() ? "what has ended just now" : held.c_str());
     set_hint(error,
              "wait for the requests; after a time-out the buffer is held until the device is known to have stopped");
     raise(error);
@@ -345,7 +345,7 @@ void define_registration(nb::module_& m) {
           .def("__len__", [](const PyRegistration& r) { return r.reference.size; })
           .def("__reduce__",
                [](const PyRegistration&) -> nb::object {
-                 throw nb::type_error("a Registration cannot be pickled: it is memory of this process");
+                 throw nb::type_error("a Registration cannot be pickled or copied: it is memory of this process");
                })
           .def("__repr__", [](const PyRegistration& r) {
             return "<ugds.Registration " + std::to_string(r.reference.size) +

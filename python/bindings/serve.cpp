@@ -82,6 +82,8 @@ void stop_servers() noexcept {
 
 void define_serve(nb::module_& m) {
   nb::class_<PyServer>(m, "Server", nb::is_final(), "An emulated device that other processes drive (see `ugds.serve`).")
+      .def("__reduce__",
+           refuses_pickling<PyServer>("a Server cannot be pickled or copied: it serves a device of this process"))
       .def_ro("uri", &PyServer::uri)
       .def_ro("path", &PyServer::path, "Where clients find it.")
       .def_prop_ro("closed", [](const PyServer& self) { return self.server == nullptr; })

@@ -380,6 +380,8 @@ void define_stream_methods(nb::handle type) {
 void define_streams(nb::module_& m) {
   nb::class_<PyStreamOp>(m, "StreamOp", nb::is_final(),
                          "A read or write on a stream. It may be dropped at any time: the operation runs on.")
+      .def("__reduce__", refuses_pickling<PyStreamOp>(
+                             "a StreamOp cannot be pickled or copied: it is pending on a stream of this process"))
       .def(
           "done", [](const PyStreamOp& op) { return op.result->done(); }, "Whether it has ended.")
       .def(
@@ -392,6 +394,8 @@ void define_streams(nb::module_& m) {
           "`read`\n"
           "does, and TimeoutError. Thread-safe.");
   nb::class_<PyGroup>(m, "Group", nb::is_final(), "Requests that are one on a stream (see `Device.group`).")
+      .def("__reduce__",
+           refuses_pickling<PyGroup>("a Group cannot be pickled or copied: it is of a stream of this process"))
       .def("read", &add<Opcode::read>, nb::arg("buffer"), nb::arg("offsets"), nb::arg("sizes").none() = nb::none(),
            nb::arg("buffer_offsets").none() = nb::none(), nb::arg("durable") = false,
            "Adds reads: arguments as of `Batch.read`. Raises `ugds.Error`: EINVAL.")

@@ -100,6 +100,8 @@ nb::object emulator_of(const std::shared_ptr<serve::Server>& server) { return nb
 
 void define_testing(nb::module_& m) {
   nb::class_<PyEmulator>(m, "Emulator", nb::is_final(), "The emulated controller behind a device (see `ugds.testing`).")
+      .def("__reduce__",
+           refuses_pickling<PyEmulator>("an Emulator cannot be pickled or copied: its controller is in this process"))
       .def(
           "violations",
           [](const PyEmulator& self) {

@@ -49,12 +49,6 @@ void trace_start(const PyDevice& device, std::uint64_t capacity) {
   if (!started) raise_new(EBUSY, "trace", device.uri + " is being traced already", "end that trace first");
 }
 
-/// Times of the processor's counter, as nanoseconds.
-std::uint64_t nanoseconds(std::uint64_t ticks) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<std::uint64_t>(static_cast<Wide>(ticks) * 1'000'000'000u / ticks_per_second());
-}
-
 nb::bytes trace_take(const PyDevice& device) {
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) raise_stale(device);
@@ -63,7 +57,7 @@ nb::bytes trace_take(const PyDevice& device) {
     if (!handle->take_trace(records)) return false;
     for (TraceRecord& record : records) {
       for (std::uint64_t* time : {&record.submitted, &record.staged, &record.rung, &record.completed}) {
-        *time = nanoseconds(*time);
+        *time = ticks_as_ns(*time);
       }
     }
     return true;

@@ -8,11 +8,12 @@
         ssd.read(buffer, offset=0, size="64KiB", buffer_offset=4096)
         print(ssd.info, ssd.stats(), sep="\\n")
 
-`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0, interrupts=None)` gives a `Device`; 0 takes
-what the device offers, `deadline` is the time in seconds after which a command is aborted, with `interrupts=True`
-waits sleep until the device interrupts, and `mode` is what the device is to be good at: one of `modes()`, or of your
-own by `register_mode(name, factory)` (see `ugds.mode`). The same URIs work here, in C and on the command line:
-`emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what can be set).
+`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0, interrupts=None, retry=None)` gives a `Device`;
+0 takes what the device offers, `deadline` is the time in seconds after which a command is aborted, with
+`interrupts=True` waits sleep until the device interrupts, `retry` is how often a read or write that a reset of the
+controller ended is submitted again (docs/failures.md), and `mode` is what the device is to be good at: one of
+`modes()`, or of your own by `register_mode(name, factory)` (see `ugds.mode`). The same URIs work here, in C and on the
+command line: `emulated:1GiB?lba=4096` is a controller in this process (`ugds info --parameters` lists what can be set).
 
 `register(buffer, devices=None, require=None)` pins a buffer once and maps it to every open device, and to later ones
 when they are opened. A buffer is any object with the buffer protocol, or GPU memory of torch, CuPy, JAX or Numba. Its
@@ -42,6 +43,9 @@ vfio-user protocol, until the `Server` that it gives is closed.
 Sizes and offsets are in bytes: an int, or a text such as "64MiB" (see `ugds.sizes`). What fails raises `ugds.Error`,
 an `OSError` with `operation`, `device`, `offset`, `length`, `completed` (the prefix, in bytes, that is right),
 `status` (NVMe status, or None), `status_text`, `cause` and `hint`.
+
+What goes wrong with a device is logged by Python's `logging`, as "ugds": a line of JSON each, and `record.ugds` the
+same as a dict (docs/failures.md); `ugds doctor --last-fault` on the command line prints the last.
 
 `devices()` gives the NVMe controllers of this machine, and `ugds.host` moves them between the kernel and a program.
 """

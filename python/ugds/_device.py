@@ -18,7 +18,7 @@ from ugds._core import Device
 if TYPE_CHECKING:
     from ugds.trace import Trace
 
-_COUNTS = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors")
+_COUNTS = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors", "retries")
 TRACE_CAPACITY = 1 << 16  # commands of each queue pair, where a caller does not say
 _STEPS = 4  # histogram buckets a doubling: bucket i counts latencies in [2^(i/4), 2^((i+1)/4)) nanoseconds
 
@@ -43,6 +43,7 @@ class DeviceInfo:
     mode: str  #: what the device is to be good at (see `ugds.modes`)
     volatile_write_cache: bool  #: what was written needs `flush()` or `durable=True` to survive a loss of power
     shadow_doorbells: bool
+    retry: int  #: how often a read or write that a reset ended is submitted again
     completion: str  #: "interrupt" or "polling", with the reason where that is not what was asked for
     state: str  #: ready, recovering, wedged, lost or closed
 
@@ -70,6 +71,7 @@ class DeviceInfo:
             "write cache": "volatile: flush() makes writes durable" if self.volatile_write_cache else "none",
             "doorbells": "shadow" if self.shadow_doorbells else "mapped",
             "completion": self.completion,
+            "retry": f"{self.retry} times after a reset" if self.retry else "never",
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
@@ -91,6 +93,7 @@ class Stats:
     doorbells: int
     errors: int  #: commands that failed
     protocol_errors: int  #: completions that the controller posted and no command was waiting for
+    retries: int  #: requests that a reset ended and that were submitted again, each time
     in_flight: int
     route: str  #: direct, staged or buffered; "mixed" where queues differ
     histogram: tuple[int, ...]

@@ -27,6 +27,7 @@ _METRICS = (
         "protocol_errors",
         "Completions that the controller posted and no command was waiting for.",
     ),
+    ("ugds_retries_total", "counter", "retries", "Requests that were submitted again after a reset, each time."),
     ("ugds_in_flight", "gauge", "in_flight", "Commands in flight."),
     ("ugds_queue_depth", "gauge", "depth", "Entries of the submission queue."),
 )

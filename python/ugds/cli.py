@@ -55,6 +55,14 @@ def info(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def doctor(arguments: argparse.Namespace) -> int:
+    from ugds import _faults
+
+    if not arguments.last_fault:
+        raise CommandError("say what to look at: ugds doctor --last-fault", status=2)
+    return _faults.report(arguments.json)
+
+
 def octal(text: str) -> int:
     if not text.isascii() or not text.isdigit() or set(text) - set("01234567") or int(text, 8) > 0o777:
         raise argparse.ArgumentTypeError(f'"{text}" is not an octal mode up to 777, such as 600')
@@ -154,6 +162,20 @@ def parser() -> argparse.ArgumentParser:
     )
     served.add_argument("--mode", type=octal, default=0o600, metavar="OCTAL", help="who may connect (600: only you)")
     _json_option(served)
+
+    asked = _command(
+        commands,
+        "doctor",
+        doctor,
+        "what went wrong",
+        "examples:\n"
+        "  ugds doctor --last-fault\n"
+        "  ugds doctor --last-fault --json\n\n"
+        "Events of failures are kept in a small file, in UGDS_STATE_DIR, or ugds/ of XDG_STATE_HOME, or\n"
+        "~/.local/state/ugds. docs/failures.md explains them.",
+    )
+    asked.add_argument("--last-fault", action="store_true", help="the events of the last process that had some")
+    _json_option(asked)
 
     benches = commands.add_parser(
         "bench",

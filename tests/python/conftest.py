@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +18,11 @@ import ugds.testing
 from host_machine import Machine
 
 DEFAULT_URI = "emulated:64MiB"
+
+# Faults that tests play are not kept among those of the user.
+if "UGDS_STATE_DIR" not in os.environ:
+    os.environ["UGDS_STATE_DIR"] = tempfile.mkdtemp(prefix="ugds-state-")
+    atexit.register(shutil.rmtree, os.environ["UGDS_STATE_DIR"], ignore_errors=True)
 
 
 @pytest.fixture

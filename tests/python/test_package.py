@@ -87,7 +87,8 @@ def test_stats_count_what_was_asked_for(ssd: ugds.Device) -> None:
 
 
 def queue(histogram: dict[int, int], **counts: Any) -> dict[str, Any]:
-    names = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors", "in_flight")
+    names = ("requests", "read_bytes", "write_bytes", "commands", "doorbells", "errors", "protocol_errors")
+    names += ("retries", "in_flight")
     buckets = [histogram.get(i, 0) for i in range(160)]
     return {
         "queue": 1,

@@ -239,7 +239,7 @@ def test_closing_is_refused_while_a_command_is_in_flight(open_ssd: OpenSsd) -> N
     with pytest.raises(ugds.Error) as caught:
         buffer.close()
     assert caught.value.errno == errno.EBUSY
-    assert "1 commands on the buffer are in flight" in str(caught.value)
+    assert "in flight on the buffer: 1 command on queue " in str(caught.value)
     assert not buffer.closed
     thread.join()
     assert not memory.any()

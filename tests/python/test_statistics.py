@@ -24,6 +24,7 @@ COUNTERS = {
     "ugds_errors": "errors",
     "ugds_doorbells": "doorbells",
     "ugds_protocol_errors": "protocol_errors",
+    "ugds_retries": "retries",
 }
 GAUGES = {"ugds_in_flight": "in_flight", "ugds_queue_depth": "depth"}
 LATENCY = "ugds_command_latency_seconds"

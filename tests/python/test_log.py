@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of failures: a line for each event, in the program's log, on standard error, in a file for afterwards,
+and the last commands of a device that wedges."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ugds
+import ugds.testing
+import ugds.trace
+from ugds import _core
+
+URI = "emulated:1MiB?lba=512&mdts=1&timeout=1"
+ALWAYS = {"time", "level", "event", "device", "pid", "started_ns", "program"}
+SOMETIMES = {"queue", "command", "operation", "lba", "blocks", "status", "status_text", "action", "detail", "remedy"}
+SOMETIMES |= {"left_out"}
+
+WEDGE = f"""
+import os, sys, ugds, ugds.testing
+ssd = ugds.open("{URI}", deadline=0.2, queues=1)
+emulator = ugds.testing.emulator(ssd)
+buffer = ugds.empty("64KiB")
+for number in range(5):
+    ssd.read(buffer, number * 512, 512)
+emulator.inject("status", opcode=1, status=0x281)
+try:
+    ssd.write(buffer, 8192, 1024)
+except ugds.Error:
+    pass
+emulator.inject("hang", opcode=2, abortable=False)
+emulator.inject("never_stopped", count=100)
+emulator.inject("reset_fails", count=100)
+try:
+    ssd.read(buffer, 4096, 1024)
+except ugds.Error as error:
+    print(ssd.state)
+"""
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name not in ("UGDS_LOG", "XDG_STATE_HOME")}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**env, **environment}
+    )
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in text.splitlines()]
+    for event in found:
+        assert ALWAYS <= event.keys() <= ALWAYS | SOMETIMES, event
+    return found
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    """What the logger `ugds` is given, by event."""
+    found: list[dict[str, Any]] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            fields = record.ugds  # type: ignore[attr-defined]
+            assert json.loads(record.getMessage()) == fields
+            assert record.levelname.lower() == fields["level"]
+            found.append(fields)
+
+    logger, handler = logging.getLogger("ugds"), Handler()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield found
+    logger.removeHandler(handler)
+
+
+def test_a_recovery_is_told_step_by_step(told: list[dict[str, Any]]) -> None:
+    with ugds.open(URI, deadline=0.2, queues=1) as ssd, ugds.empty("4KiB") as buffer:
+        ugds.testing.emulator(ssd).inject("hang", opcode=2, abortable=False)
+        with pytest.raises(ugds.Error):
+            ssd.read(buffer)
+        # Everything was logged before the error was raised.
+        assert [event["event"] for event in told] == ["overdue", "abort", "reset", "recovered"]
+        overdue, abort, reset, recovered = told
+        assert all(event["device"] == URI and event["pid"] == os.getpid() for event in told)
+        assert (overdue["queue"], overdue["command"], overdue["action"]) == (1, abort["command"], "abort")
+        assert "the deadline is 0.200 s" in overdue["detail"] and "raise the deadline" in overdue["remedy"]
+        assert "did not abort" in abort["detail"] or "not answered" in abort["detail"]
+        assert abort["action"] == "the controller is reset"
+        assert reset["action"] == "controller reset (CC.EN)"
+        assert "a command is overdue; commands in flight that it ended: 1" in reset["detail"]
+        assert recovered["level"] == "info" and " ms " in recovered["detail"]
+        told.clear()
+        ugds.testing.emulator(ssd).inject("hang", opcode=2)
+        with pytest.raises(ugds.Error):
+            ssd.read(buffer)
+        assert [event["event"] for event in told if event["event"] != "command_failed"] == ["overdue", "abort"]
+        assert told[-1]["action"] == "none: the command has ended"
+
+
+@pytest.mark.parametrize(
+    ("faults", "told_of"),
+    [
+        ((), ["abort: the controller is reset", "reset: controller reset (CC.EN)", "recovered: requests go on"]),
+        (
+            ("never_stopped",),
+            ["abort: the controller is reset", "reset: function reset", "recovered: requests go on"],
+        ),
+        (("never_stopped", "reset_fails"), ["abort: the controller is reset", "wedged: what its commands may"]),
+    ],
+)
+def test_each_step_follows_where_the_one_before_did_not_help(
+    told: list[dict[str, Any]], faults: tuple[str, ...], told_of: list[str]
+) -> None:
+    ssd = ugds.open(URI, deadline=0.2, queues=1)
+    emulator = ugds.testing.emulator(ssd)
+    emulator.inject("late_write", opcode=2, abortable=False)
+    for fault in faults:
+        emulator.inject(fault, count=10)
+    with ugds.empty("64KiB") as buffer:
+        with pytest.raises(ugds.Error):
+            ssd.read(buffer)
+        steps = [f"{event['event']}: {event['action']}" for event in told]
+        assert steps[0] == "overdue: abort"
+        assert len(steps) == 1 + len(told_of)
+        assert all(step.startswith(words) for step, words in zip(steps[1:], told_of, strict=True)), steps
+        emulator.clear_faults()
+        if ssd.state == "ready":
+            assert ssd.read(buffer) == 64 << 10
+        ssd.close()
+
+
+def test_a_command_that_fails_is_told_with_its_range_and_status(told: list[dict[str, Any]]) -> None:
+    with ugds.open(URI, queues=1) as ssd, ugds.empty("4KiB") as buffer:
+        ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281)
+        with pytest.raises(ugds.Error) as caught:
+            ssd.read(buffer, 8192, 2048)
+    (event,) = told
+    assert (event["event"], event["operation"], event["lba"], event["blocks"]) == ("command_failed", "read", 16, 4)
+    assert (event["status"], event["queue"], event["status_text"]) == (0x281, 1, caught.value.status_text)
+    assert event["remedy"] == caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("fatal", "reset"), ("unknown_id", "protocol_error"), ("remove", "lost"), ("never_ready", "failed")],
+)
+def test_each_kind_of_failure_has_its_event(told: list[dict[str, Any]], kind: str, name: str) -> None:
+    ssd = ugds.open(URI, deadline=0.3, queues=1)
+    emulator = ugds.testing.emulator(ssd)
+    if kind == "never_ready":
+        emulator.inject("hang", opcode=2, abortable=False)
+        emulator.inject(kind, count=100)
+    elif kind == "remove":
+        emulator.remove()
+    else:
+        emulator.inject(kind, opcode=2)
+    with ugds.empty("4KiB") as buffer:
+        end = time.monotonic() + 10
+        while not any(event["event"] == name for event in told) and time.monotonic() < end:
+            with contextlib.suppress(ugds.Error):
+                ssd.read(buffer)
+        ssd.close()
+    (event,) = (one for one in told if one["event"] == name)
+    assert event["device"] == URI
+    assert event["level"] == ("error" if name in ("lost", "failed") else "warning")
+    assert event["action"]
+
+
+def test_many_failures_are_counted_and_a_few_told(told: list[dict[str, Any]]) -> None:
+    with ugds.open(URI, queues=1) as ssd, ugds.empty("4KiB") as buffer:
+        ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281, count=500)
+        with ssd.batch(512) as batch:
+            batch.read(buffer, [0] * 500, 512, [0] * 500)
+            assert len(batch.completed(500, timeout=20).errors) == 500
+    _core.flush_events(5.0)  # type: ignore[attr-defined]
+    assert {event["event"] for event in told} <= {"command_failed", "left_out"}
+    failures = [event for event in told if event["event"] == "command_failed"]
+    assert len(failures) < 500 / 4  # 16 a second, and the machine may be slow
+    assert len(failures) + sum(event.get("left_out", 0) for event in told) == 500
+
+
+def test_a_handler_that_uses_the_library_or_fails_harms_nothing(told: list[dict[str, Any]]) -> None:
+    class Bad(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            with ugds.empty("4KiB") as mine:
+                assert other.read(mine) == 4096
+            if len(seen) < 3:
+                seen.append(record.getMessage())
+            raise ValueError("of the handler")
+
+    seen: list[str] = []
+    handler = Bad()
+    logging.getLogger("ugds").addHandler(handler)
+    unraisable: list[Any] = []
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable.append
+    try:
+        with ugds.open("emulated:1MiB") as other, ugds.open(URI, deadline=0.2) as ssd, ugds.empty("4KiB") as buffer:
+            ugds.testing.emulator(ssd).inject("hang", opcode=2, abortable=False)
+            with pytest.raises(ugds.Error) as caught:
+                ssd.read(buffer)
+            assert caught.value.errno == errno.ETIMEDOUT
+            logging.getLogger("ugds").removeHandler(handler)
+            assert ssd.read(buffer) == 4096
+    finally:
+        sys.unraisablehook = hook
+        logging.getLogger("ugds").removeHandler(handler)
+    assert seen
+
+
+def test_events_of_other_threads_are_logged_while_one_holds_the_interpreter(told: list[dict[str, Any]]) -> None:
+    """Failures in awaits' thread, whose events Python logs later: nobody waits for anybody."""
+    import asyncio
+
+    async def many(ssd: ugds.Device, buffer: ugds.Registration) -> list[Any]:
+        return await asyncio.gather(*(ssd.aread(buffer) for _ in range(20)), return_exceptions=True)
+
+    stop = threading.Event()
+
+    def busy() -> None:
+        while not stop.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        with ugds.open(URI, deadline=0.3) as ssd, ugds.empty("4KiB") as buffer:
+            for _ in range(3):
+                ugds.testing.emulator(ssd).inject("hang", opcode=2, abortable=False)
+                assert any(isinstance(one, ugds.Error) for one in asyncio.run(many(ssd, buffer)))
+    finally:
+        stop.set()
+        thread.join()
+    _core.flush_events(5.0)  # type: ignore[attr-defined]
+    assert [event["event"] for event in told].count("recovered") == 3
+
+
+# --- Standard error and the file ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "names"),
+    [
+        ("", set()),
+        ("0", set()),
+        ("error", {"wedged"}),
+        ("warning", {"command_failed", "overdue", "abort", "wedged"}),
+        ("info", {"command_failed", "overdue", "abort", "wedged"}),
+    ],
+)
+def test_standard_error_has_what_the_environment_asks_for(tmp_path: Path, level: str, names: set[str]) -> None:
+    done = python(WEDGE, UGDS_LOG=level, UGDS_STATE_DIR="")
+    assert (done.returncode, done.stdout) == (0, "wedged\n")
+    assert {event["event"] for event in events(done.stderr)} == names
+    assert list(tmp_path.iterdir()) == []
+
+
+def doctor(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != "XDG_STATE_HOME"}
+    command = [sys.executable, "-m", "ugds", "doctor", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**env, **environment})
+
+
+def test_the_last_fault_is_printed_with_what_to_do_and_the_last_commands_are_kept(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert doctor("--last-fault", UGDS_STATE_DIR=str(state)).stdout.startswith("no fault is known")
+    earlier = python("import ugds, ugds.testing\n" + WEDGE.split("\n", 2)[2], UGDS_STATE_DIR=str(state))
+    last = python(WEDGE, UGDS_STATE_DIR=str(state))
+    assert (earlier.stdout, last.stdout, last.stderr) == ("wedged\n", "wedged\n", "")
+    assert stat.S_IMODE((state / "faults.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((state / "wedge.trace.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    kept = events((state / "faults.jsonl").read_text())
+    processes = {(event["pid"], event["started_ns"]) for event in kept}
+    assert len(processes) == 2
+
+    done = doctor("--last-fault", "--json", UGDS_STATE_DIR=str(state))
+    printed = events(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [event["event"] for event in printed] == ["command_failed", "overdue", "abort", "wedged"]
+    assert {event["pid"] for event in printed} == {kept[-1]["pid"]}
+
+    done = doctor("--last-fault", UGDS_STATE_DIR=str(state))
+    for words in (URI, "wedged", "media error", "remedy", "close it by force", "wedge.trace.json", "queue 1, command "):
+        assert words in done.stdout, words
+
+    (trace,) = ugds.trace.read_chrome(state / "wedge.trace.json")
+    assert (trace.device, trace.transport) == (URI, "emulated")
+    commands = [(int(r["opcode"]), int(r["offset"]), int(r["bytes"]), int(r["status"])) for r in trace.records[-7:]]
+    assert commands == [
+        *((2, number * 512, 512, 0) for number in range(5)),
+        (1, 8192, 1024, 0x281),
+        (2, 4096, 1024, 0x371),
+    ]
+    assert (np.diff(trace.records["staged"].astype("i8")) >= 0).all()
+    content = json.loads((state / "wedge.trace.json").read_text())
+    phases = [event["ph"] for event in content["traceEvents"]]
+    assert phases.count("b") == phases.count("e") == len(trace.records)
+
+
+def test_nothing_is_kept_in_a_folder_that_others_may_write_to_or_that_is_no_folder(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    file = tmp_path / "file"
+    file.write_text("a file")
+    link = tmp_path / "link"
+    target = tmp_path / "target"
+    target.mkdir(0o700)
+    link.symlink_to(target)
+    inside = tmp_path / "inside"
+    inside.mkdir(0o700)
+    (inside / "faults.jsonl").symlink_to(file)
+    for place in (shared, file, link, inside, Path("/proc/nothing/here"), Path("/dev/null")):
+        done = python(WEDGE, UGDS_STATE_DIR=str(place))
+        assert (done.returncode, done.stdout, done.stderr) == (0, "wedged\n", ""), place
+    assert list(shared.iterdir()) == [] and list(target.iterdir()) == [] and file.read_text() == "a file"
+
+
+def test_a_full_disk_a_limit_and_no_home_are_silent(tmp_path: Path) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    begin, end = WEDGE.split("for number")  # memory of ours is a file too
+    done = python(f"{begin}{limit}for number{end}", UGDS_STATE_DIR=str(tmp_path / "limited"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wedged\n", "")
+    if Path("/dev/full").exists():
+        full = f"import os\nos.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n{WEDGE}"
+        done = python(full, UGDS_LOG="info", UGDS_STATE_DIR=str(tmp_path / "s"))
+        assert (done.returncode, done.stdout) == (0, "wedged\n")
+    closed = python("import os\nos.close(2)\n" + WEDGE, UGDS_LOG="info", UGDS_STATE_DIR=str(tmp_path / "c"))
+    assert (closed.returncode, closed.stdout) == (0, "wedged\n")
+    env = {
+        name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_STATE_HOME", "UGDS_STATE_DIR")
+    }
+    done = subprocess.run([sys.executable, "-c", WEDGE], capture_output=True, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "wedged\n", "")
+
+
+def test_the_folder_is_that_of_states_at_home(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if name not in ("XDG_STATE_HOME", "UGDS_STATE_DIR")}
+    for extra, where in (
+        ({"HOME": str(tmp_path / "home")}, tmp_path / "home/.local/state/ugds"),
+        ({"XDG_STATE_HOME": str(tmp_path / "xdg")}, tmp_path / "xdg/ugds"),
+    ):
+        done = subprocess.run([sys.executable, "-c", WEDGE], capture_output=True, text=True, env={**env, **extra})
+        assert (done.returncode, done.stdout, done.stderr) == (0, "wedged\n", "")
+        assert events((where / "faults.jsonl").read_text())[-1]["event"] == "wedged"
+
+
+def test_the_file_stays_small(tmp_path: Path) -> None:
+    code = f"""
+import ugds, ugds.testing
+from ugds import _core
+ssd = ugds.open("{URI}", deadline=5, queues=1)
+emulator = ugds.testing.emulator(ssd)
+buffer = ugds.empty("4KiB")
+for number in range(400):
+    emulator.inject("fatal", opcode=2)
+    try:
+        ssd.read(buffer)
+    except ugds.Error:
+        pass
+    if number % 50 == 49:
+        _core.flush_events(10.0)
+"""
+    assert python(code, UGDS_STATE_DIR=str(tmp_path / "s")).returncode == 0
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "s").iterdir()}
+    assert set(sizes) == {"faults.jsonl", "faults.1.jsonl"}
+    assert all(size <= 128 << 10 for size in sizes.values())
+    found = events((tmp_path / "s/faults.1.jsonl").read_text() + (tmp_path / "s/faults.jsonl").read_text())
+    assert found[-1]["event"] == "recovered"
+
+
+def test_lines_that_are_cut_are_passed_over(tmp_path: Path) -> None:
+    assert python(WEDGE, UGDS_STATE_DIR=str(tmp_path)).stdout == "wedged\n"
+    file = tmp_path / "faults.jsonl"
+    file.write_bytes(b'{"time": "2026\n\xff\xfe\n[1]\n\n{}\n' + file.read_bytes() + b'{"time": "cut')
+    done = doctor("--last-fault", "--json", UGDS_STATE_DIR=str(tmp_path))
+    assert events(done.stdout)[-1]["event"] == "wedged"
+
+
+def test_a_doctor_without_a_question_says_what_can_be_asked() -> None:
+    done = doctor()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--last-fault" in done.stderr
+    assert "UGDS_STATE_DIR" in doctor("--last-fault", UGDS_STATE_DIR="").stderr
