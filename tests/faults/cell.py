@@ -14,7 +14,7 @@ import numpy as np
 import scenes
 import ugds
 import ugds.testing
-from rows import COMMANDS, Row
+from rows import COMMAND, COMMANDS, Row
 from ugds import _core
 from ways import WAYS, Outcome, Way, name_of
 
@@ -127,7 +127,7 @@ class Bench:
         """It is ready, and a write and a read by the same way bring the bytes. A completion too many may be found by a
         request later than the one that it stood beside."""
         self.emulator.clear_faults()
-        size = self.row.size
+        size = COMMAND * COMMANDS
         fresh = np.random.default_rng(3).integers(0, 256, size, "u1")
         copy = np.zeros_like(fresh)
         with ugds.register(fresh) as source, ugds.register(copy) as target:

@@ -107,7 +107,9 @@ def run_group(cells: list[Cell], bounds: dict[Cell, float], environment: dict[st
     return results
 
 
-def run_all(groups: dict[str, list[Cell]], bounds: dict[Cell, float], environment: dict[str, str]) -> dict[Cell, Result]:
+def run_all(
+    groups: dict[str, list[Cell]], bounds: dict[Cell, float], environment: dict[str, str]
+) -> dict[Cell, Result]:
     """Groups side by side, two at once."""
     results: dict[Cell, Result] = {}
     todo = list(groups.values())

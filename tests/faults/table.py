@@ -51,12 +51,17 @@ STATUS = [
     Row("0x281 unrecovered read error, last command", (read("status", status=0x281, skip=3),), four("EIO"), hit=3),
     Row("0x281 of every command", (read("status", status=0x281, skip=0, count=4),), four("EIO", "EIO/EIO"), hit=0),
     Row(
-        "0x281 and 0x287 at two commands: the first is told",
-        (read("status", status=0x286, skip=1), read("status", status=0x281, skip=2)),
+        "0x286 and 0x281 at two commands: the first is told",
+        (read("status", status=0x286, skip=1), read("status", status=0x281, skip=1)),
         four("EACCES", "EACCES/EIO"),
         hit=1,
     ),
-    Row("0x281 while completions come in reverse", (read("status", status=0x281),), four("EIO"), uri=f"{URI}&order=reverse"),
+    Row(
+        "0x281 while completions come in reverse",
+        (read("status", status=0x281),),
+        four("EIO"),
+        uri=f"{URI}&order=reverse",
+    ),
     Row("0x281 with two ring entries", (read("status", status=0x281),), four("EIO"), options={"depth": 2}),
     Row("0x282 end-to-end guard", (read("status", status=0x282),), four("EILSEQ")),
     Row("0x286 access denied", (read("status", status=0x286),), four("EACCES")),
@@ -95,18 +100,26 @@ COMPLETIONS = [
     ),
     Row("lost, of a write", (write("lost"),), four("ETIMEDOUT"), op="write", deadline=SHORT, resets="1"),
     Row("twice", (read("duplicate"),), four(STRAY, "ok/ECANCELED"), resets="any"),
-    Row("twice, of every command", (read("duplicate", skip=0, count=4),), four(STRAY, "ok|ECANCELED/ECANCELED"), hit=0, resets="any"),
+    Row(
+        "twice, of every command",
+        (read("duplicate", skip=0, count=4),),
+        four(STRAY, "ok|ECANCELED/ECANCELED"),
+        hit=0,
+        resets="any",
+    ),
     Row(
         "twice, and the next command is late",
-        (read("duplicate", skip=1), read("late", skip=2, delay_ns=100_000_000)),
+        (read("duplicate", skip=1), read("late", skip=1, delay_ns=100_000_000)),
         four("ECANCELED", "ECANCELED/ECANCELED"),
         options={"depth": 2},
         resets="1",
     ),
-    Row("of a command that is not in flight", (read("unknown_id"),), four(STRAY, "ok|ECANCELED/ECANCELED"), resets="any"),
+    Row(
+        "of a command that is not in flight", (read("unknown_id"),), four(STRAY, "ok|ECANCELED/ECANCELED"), resets="any"
+    ),
     Row(
         "of a command that is not in flight, its own is late",
-        (read("unknown_id", skip=1), read("late", skip=2, delay_ns=100_000_000)),
+        (read("unknown_id", skip=1), read("late", skip=1, delay_ns=100_000_000)),
         four("ECANCELED", "ECANCELED/ECANCELED"),
         uri=CALLER,
         resets="1",
@@ -140,7 +153,13 @@ COMPLETIONS = [
     ),
     Row("in reverse order", (), four("ok"), uri=f"{URI}&order=reverse"),
     Row("in any order", (), four("ok"), uri=f"{URI}&order=random&seed=7"),
-    Row("late, while the device is closed", (write("late", delay_ns=150_000_000, skip=0, count=4),), four("ok"), op="write", scene="close"),
+    Row(
+        "late, while the device is closed",
+        (write("late", delay_ns=150_000_000, skip=0, count=4),),
+        four("ok"),
+        op="write",
+        scene="close",
+    ),
 ]
 
 # --- Interrupts ------------------------------------------------------------------------------------------------------
@@ -150,7 +169,13 @@ SLOW = f"{URI}&latency=2ms"
 INTERRUPTS = [
     Row("interrupt lost", (read("lost_interrupt"),), four("ok"), uri=SLOW, options=SLEEPY),
     Row("interrupt lost, of the last command", (read("lost_interrupt", skip=3),), four("ok"), uri=SLOW, options=SLEEPY),
-    Row("interrupts lost, all of them", (read("lost_interrupt", skip=0, count=ALWAYS),), four("ok"), uri=SLOW, options=SLEEPY),
+    Row(
+        "interrupts lost, all of them",
+        (read("lost_interrupt", skip=0, count=ALWAYS),),
+        four("ok"),
+        uri=SLOW,
+        options=SLEEPY,
+    ),
     Row("interrupt twice", (read("double_interrupt", skip=0, count=4),), four("ok"), uri=SLOW, options=SLEEPY),
     Row("interrupt for nothing", (read("spurious_interrupt", skip=0, count=4),), four("ok"), uri=SLOW, options=SLEEPY),
     Row(
@@ -162,7 +187,7 @@ INTERRUPTS = [
     ),
     Row(
         "interrupt lost, of a command that fails",
-        (read("status", status=0x281), read("lost_interrupt", skip=3)),
+        (read("status", status=0x281), read("lost_interrupt", skip=2)),
         four("EIO"),
         uri=SLOW,
         options=SLEEPY,
@@ -215,7 +240,9 @@ LIES = [
         hit=0,
     ),
     Row("VS reads as nothing", (), four("ok"), at_open=(inject("reads_as", at=VS, value=0, count=ALWAYS),)),
-    Row("more queues granted than asked for", (), four("ok"), at_open=(admin("result", SET_FEATURES, value=0xFFFFFFFE),)),
+    Row(
+        "more queues granted than asked for", (), four("ok"), at_open=(admin("result", SET_FEATURES, value=0xFFFFFFFE),)
+    ),
     Row("one queue granted", (), four("ok"), at_open=(admin("result", SET_FEATURES, value=0),), options={"queues": 4}),
     Row(
         "eight submission queues granted and one completion queue",
@@ -224,7 +251,9 @@ LIES = [
         at_open=(admin("result", SET_FEATURES, value=7),),
         options={"queues": 4},
     ),
-    Row("shadow doorbells refused", (), four("ok"), at_open=(admin("status", SHADOW, status=2),), uri=f"{URI}&shadow=1"),
+    Row(
+        "shadow doorbells refused", (), four("ok"), at_open=(admin("status", SHADOW, status=2),), uri=f"{URI}&shadow=1"
+    ),
     Row("CSTS read as ones once at each look of opening", (), four("ok"), scene="ones at open", uri=CALLER),
 ]
 
@@ -254,6 +283,11 @@ def opening(name: str, result: str, *at_open: dict[str, object], **traits: objec
 REAL_CAP = 0xFFFF | 1 << 16 | 1 << 24 | 1 << 37 | 4 << 52
 
 
+#: What cannot be read any more is taken for gone, and a device that is gone reaches no memory: it is unmapped. This one
+#: only says that it is, and complains of it where it was given memory.
+STILL_THERE = ("unmap-in-use",)
+
+
 def bits(value: int, mask: int) -> dict[str, object]:
     """Of CAP, the others as they are."""
     return inject("reads_as", at=CAP, count=ALWAYS, value=REAL_CAP & ~mask | value)
@@ -268,7 +302,13 @@ OPENING = [
     opening("CAP.MQES larger than is so", "EINVAL", bits(0xFFFF, 0xFFFF), uri=f"{URI}&depth=16"),
     opening("every register reads as ones", "ENODEV", inject("all_ones", count=ALWAYS)),
     *(
-        opening(f"every register reads as ones from look {nth + 1} on", "ENODEV|EIO", inject("all_ones", skip=nth, count=ALWAYS), uri=CALLER)
+        opening(
+            f"every register reads as ones from look {nth + 1} on",
+            "ENODEV|EIO" if nth < 4 else "ENODEV|EIO|ok",  # opening looks at few
+            inject("all_ones", skip=nth, count=ALWAYS),
+            uri=CALLER,
+            violations=STILL_THERE,
+        )
         for nth in range(8)
     ),
     opening("CSTS reads as ones from the start", "EIO|ENODEV", inject("all_ones", at=0x1C, count=ALWAYS)),

@@ -19,6 +19,8 @@ Outcome = tuple[str, ugds.Error | None]
 
 def name_of(error: BaseException) -> str:
     code = getattr(error, "errno", None)
+    if code == errno.EOPNOTSUPP:  # which Python calls by its other name
+        return "EOPNOTSUPP"
     return errno.errorcode.get(code, str(code)) if code else type(error).__name__
 
 
@@ -95,7 +97,11 @@ class Stream(Way):
     def begin(self) -> None:
         self.stream = cuda.gpu(0).stream()
         call = getattr(self.device, f"{self.op}_async")
-        self.operation = call(self.buffer, self.offset, stream=self.stream.handle)
+        try:
+            self.operation = call(self.buffer, self.offset, stream=self.stream.handle)
+        except BaseException:
+            self.stream.close()
+            raise
 
     def finish(self, timeout: float) -> list[Outcome]:
         def result() -> int:
@@ -135,10 +141,7 @@ class Asyncio(Way):
                 raise TimeoutError
             return self.task.result()
 
-        try:
-            return [caught(lambda: self.loop.run_until_complete(wait()), self.buffer.nbytes)]
-        except TimeoutError:
-            raise
+        return [caught(lambda: self.loop.run_until_complete(wait()), self.buffer.nbytes)]
 
     def close(self) -> None:
         del self.task
