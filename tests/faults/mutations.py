@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 def run(what: str, command: list[str], folder: Path) -> None:
     # `git apply` would look for the files in the repository that it is in.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(FOLDER)}
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         raise BuildError(f"{what}:\n{(done.stdout + done.stderr)[-4000:]}")
@@ -58,16 +58,21 @@ def put(fresh: Path, old: Path) -> None:
             shutil.copyfile(fresh / name, old / name)
 
 
-def build() -> Path:
-    """The folder of the package. Raises BuildError: a patch that does not apply, or the compiler's words."""
-    fresh, source, package = FOLDER / "fresh", FOLDER / "source", FOLDER / "package"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+def patch(fresh: Path) -> None:
+    """Puts the engine into an empty folder, with every patch applied. Raises BuildError for one that does not apply."""
     for name in ("core", "include", "python", "drv"):
         shutil.copytree(ROOT / name, fresh / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.o", "*.ko"))
     shutil.copyfile(ROOT / "CMakeLists.txt", fresh / "CMakeLists.txt")
     for name in ["base", *names()]:
         run(f"{name}.patch does not apply any more", ["git", "apply", str(PATCHES / f"{name}.patch")], fresh)
+
+
+def build() -> Path:
+    """The folder of the package. Raises BuildError: a patch that does not apply, or the compiler's words."""
+    fresh, source, package = FOLDER / "fresh", FOLDER / "source", FOLDER / "package"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    patch(fresh)
     put(fresh, source)
     shutil.rmtree(fresh)
     made = FOLDER / "build"
@@ -76,7 +81,7 @@ def build() -> Path:
     if shutil.which("ccache"):
         configure.append("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
     run("configuring the mutated engine", configure, ROOT)
-    run("building the mutated engine", ["cmake", "--build", str(made)], ROOT)
+    run("building the mutated engine", ["nice", "cmake", "--build", str(made)], ROOT)
     shutil.rmtree(package, ignore_errors=True)
     run("installing the mutated engine", ["cmake", "--install", str(made), "--prefix", str(package)], ROOT)
     shutil.copytree(source / "python" / "ugds", package / "ugds", dirs_exist_ok=True)

@@ -210,8 +210,8 @@ REMOVAL = [
         results=four("ok"),
         resets="0",
     ),
-    # It is taken for gone, which reaches no memory: it is unmapped. This device only says so, and sees it happen; whether
-    # it has fetched the commands by then, or fetches a ring that was cleared, time decides.
+    # It is taken for gone, which reaches no memory: it is unmapped. This device only says so, and sees it happen;
+    # whether it has fetched the commands by then, or fetches a ring that was cleared, time decides.
     broken(
         "every register reads as ones, in flight",
         HANG,

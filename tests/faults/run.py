@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fault matrix, and the mutations that fail it: what stands behind `./test --faults`.
 
-Each row of the table is a fault, each column a way in; a cell is run in a worker process, two at once, and a worker that
-crashes or hangs is that cell's failure and no other's. Then the engine is broken, once for each mutation in
+Each row of the table is a fault, each column a way in; a cell is run in a worker process, two at once, and a worker
+that crashes or hangs is that cell's failure and no other's. Then the engine is broken, once for each mutation in
 tests/mutations, and a few cells that were green must fail. The last line is
 `faults: N cells, N failed, N of N mutations caught`.
 
@@ -12,6 +12,7 @@ Needs the package on the path, and FAKE_CUDA_LIBRARY, a CUDA driver without a GP
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -51,7 +52,8 @@ class Worker:
             text=True,
         )
         self.lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
         if self.line(SLACK) != "ready\n":
             self.end()
             raise RuntimeError("the process did not start")
@@ -87,6 +89,11 @@ class Worker:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
+        self.reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not written any more
+                    pipe.close()
 
 
 def run_group(cells: list[Cell], bounds: dict[Cell, float], environment: dict[str, str]) -> dict[Cell, Result]:
@@ -159,6 +166,31 @@ def show(rows: dict[str, list[Row]], results: dict[Cell, Result], plain: bool) -
         print(f"  {group}: {name}, {way}: {result.wrong}")
 
 
+class Build(threading.Thread):
+    """Builds the broken engine while the matrix is run, which waits for deadlines more than it works."""
+
+    def __init__(self, wanted: bool) -> None:
+        super().__init__(daemon=True)
+        self.seconds = 0.0
+        self.package: Path | mutations.BuildError = mutations.BuildError("it was not asked for")
+        if wanted:
+            self.start()
+
+    def run(self) -> None:
+        start = time.monotonic()
+        try:
+            self.package = mutations.build()
+        except mutations.BuildError as error:
+            self.package = error
+        except OSError as error:
+            self.package = mutations.BuildError(str(error))
+        self.seconds = time.monotonic() - start
+
+    def result(self) -> Path | mutations.BuildError:
+        self.join()
+        return self.package
+
+
 def plan(rows: dict[str, list[Row]]) -> tuple[dict[str, list[Cell]], dict[Cell, float]]:
     groups: dict[str, list[Cell]] = {}
     bounds: dict[Cell, float] = {}
@@ -175,16 +207,15 @@ def plan(rows: dict[str, list[Row]]) -> tuple[dict[str, list[Cell]], dict[Cell, 
     return dict(sorted(parts.items(), key=lambda part: part[0].split()[0] != "lack")), bounds
 
 
-def broken(environment: dict[str, str], rows: dict[str, list[Row]]) -> tuple[int, int, list[str]]:
+def broken(made: Build, environment: dict[str, str], rows: dict[str, list[Row]]) -> tuple[int, int, list[str]]:
     """How many mutations the matrix notices, of how many; and what is wrong."""
     chosen = mutations.CHOSEN
-    there, wrong = mutations.names(), []
-    for name in sorted(set(there) ^ set(chosen)):
-        wrong.append(f"{name}: {'no cells are named for it' if name in there else 'there is no such patch'}")
-    try:
-        package = mutations.build()
-    except mutations.BuildError as error:
-        return 0, len(there), [*wrong, str(error)]
+    there = mutations.names()
+    wrong = [f"{name}: no cells are named for it" for name in there if name not in chosen]
+    wrong += [f"{name}: there is no such patch" for name in chosen if name not in there]
+    package = made.result()
+    if isinstance(package, mutations.BuildError):
+        return 0, len(there), [*wrong, str(package)]
     environment = {**environment, "PYTHONPATH": str(package)}
     _, bounds = plan(rows)
     every = sorted({cell for cells in chosen.values() for cell in cells})
@@ -208,7 +239,7 @@ def broken(environment: dict[str, str], rows: dict[str, list[Row]]) -> tuple[int
                 if not todo:
                     return
                 name, cells = todo.pop(0)
-            results = run_group(list(cells), {c: 25.0 for c in cells}, {**environment, "UGDS_MUTATION": name})
+            results = run_group(list(cells), dict.fromkeys(cells, 25.0), {**environment, "UGDS_MUTATION": name})
             failed = [(cell, result) for cell, result in results.items() if result.wrong]
             with lock:
                 if failed:
@@ -238,6 +269,7 @@ def main() -> int:
     chosen = {g: [r for r in members if arguments.k in f"{g}: {r.name}"] for g, members in rows.items()}
     chosen = {g: members for g, members in chosen.items() if members}
     results: dict[Cell, Result] = {}
+    build = Build(wanted=not arguments.k and not arguments.way)
     if not arguments.mutations:
         start = time.monotonic()
         groups, bounds = plan(chosen)
@@ -252,10 +284,10 @@ def main() -> int:
     if not arguments.k and not arguments.way:
         start = time.monotonic()
         print("\nThe engine broken on purpose, once for each patch in tests/mutations:", flush=True)
-        caught, total, wrong = broken(environment, rows)
+        caught, total, wrong = broken(build, environment, rows)
         for line in wrong:
             print(f"  FAIL  {line}")
-        print(f"{total} mutations in {time.monotonic() - start:.0f} s, their build included")
+        print(f"{total} mutations in {time.monotonic() - start:.0f} s, and {build.seconds:.0f} s of building meanwhile")
     print(f"faults: {len(results)} cells, {failed} failed, {caught} of {total} mutations caught")
     return 1 if failed or wrong or caught != total else 0
 

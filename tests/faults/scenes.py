@@ -118,7 +118,7 @@ def attempt(row: Row, way: str, **options: Any) -> None:
 
 
 def steps(row: Row, way: str, part: Callable[[list[str]], range]) -> None:
-    """Each of some set-up steps of an attempt fails once, with ENOMEM: nothing of it is left, and what follows works."""
+    """Each of some set-up steps of an attempt fails once, with ENOMEM: nothing of it is left, what follows works."""
     attempt(row, way)  # what is made once and kept
     with ugds.testing.setup_steps() as names:
         attempt(row, way)

@@ -11,7 +11,6 @@ from rows import (
     CREATE_SQ,
     IDENTIFY,
     OPEN,
-    READ,
     SET_FEATURES,
     SHADOW,
     SHORT,
@@ -27,7 +26,7 @@ from rows import (
 
 CALLER = f"{URI}&pump=caller"
 
-# --- Status codes: of each type, and at each command ---------------------------------------------------------------
+# --- Status codes: of each type, and at each command -----------------------------------------------------------------
 
 STATUS = [
     Row("0x002 invalid field", (read("status", status=0x002),), four("EINVAL")),
@@ -201,7 +200,7 @@ INTERRUPTS = [
     ),
 ]
 
-# --- Lies of capabilities and Identify that can be lived with ----------------------------------------------------------
+# --- Lies of capabilities and Identify that can be lived with --------------------------------------------------------
 
 MDTS, ONCS, OACS, VWC, NN, SQES = 77, 520, 256, 525, 516, 512
 BIG = "emulated:2MiB?lba=512&timeout=1"
@@ -257,7 +256,7 @@ LIES = [
     Row("CSTS read as ones once at each look of opening", (), four("ok"), scene="ones at open", uri=CALLER),
 ]
 
-# --- Memory and descriptors that are not to be had ---------------------------------------------------------------------
+# --- Memory and descriptors that are not to be had -------------------------------------------------------------------
 
 LACK = [
     Row("no memory at each step of opening", (), four("ok"), scene="steps of open", bound=60),
@@ -272,7 +271,7 @@ LACK = [
     Row("no descriptor left at opening, one after the other", (), four("ok"), scene="descriptors", bound=60),
 ]
 
-# --- While a device is opened: there is no request yet -----------------------------------------------------------------
+# --- While a device is opened: there is no request yet ---------------------------------------------------------------
 
 
 def opening(name: str, result: str, *at_open: dict[str, object], **traits: object) -> Row:

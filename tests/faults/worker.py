@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cells that it is told of, one a line of its input as `group TAB row TAB way`, and answers each with a line of
-JSON. A process of its own: a crash or a hang is one cell's."""
+"""Runs the cells that it is told of, one a line of its input as `group TAB row TAB way`, and answers each with a line
+of JSON. A process of its own: a crash or a hang is one cell's."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def main() -> None:
     warm = next(row for row in rows.values() if row.name == "in reverse order")
     for way in ("sync", "batch", "stream", "asyncio"):
         cell.scenes.attempt(warm, way)  # what is made once and kept
-    log = tempfile.TemporaryFile()
-    os.dup2(log.fileno(), 2)
-    os.dup2(log.fileno(), 1)
+    log, path = tempfile.mkstemp()
+    os.unlink(path)
+    os.dup2(log, 2)
+    os.dup2(log, 1)
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         group, name, way = line.rstrip("\n").split("\t")
         row = rows[group, name]
-        logged, start, wrong = os.lseek(log.fileno(), 0, os.SEEK_END), time.monotonic(), ""
+        logged, start, wrong = os.lseek(log, 0, os.SEEK_END), time.monotonic(), ""
         try:
             cell.run(row, way)
         except BaseException as error:
@@ -42,7 +43,7 @@ def main() -> None:
             del error
         spent = time.monotonic() - start
         sys.stderr.flush()
-        said = os.pread(log.fileno(), 1 << 16, logged).decode(errors="replace")
+        said = os.pread(log, 1 << 16, logged).decode(errors="replace")
         seen = [text for text in said.splitlines() if "violation" in text]
         seen = [text for text in seen if not any(f" {rule}" in text or f"{rule}:" in text for rule in row.violations)]
         if seen and not wrong:
