@@ -4,18 +4,13 @@ the matrix itself."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import mutations
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "faults"))
-
-import mutations  # noqa: E402
-import run  # noqa: E402
-from rows import OPEN, WAYS  # noqa: E402
-from table import table  # noqa: E402
+import run
+from rows import OPEN, WAYS
+from table import table
 
 WORKER = """
 import json, os, sys, time
