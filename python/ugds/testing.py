@@ -16,8 +16,8 @@ as a *violation*; faults can be planted, the power can be cut, and the stored by
 - `counters()`: what only the device can know, by name (commands, doorbells, mapped_bytes, …);
 - `inject(kind, *, opcode=-1, admin=False, skip=0, count=1, status=0, delay_ns=0, lba=0, blocks=None, abortable=True,
   value=0, at=None, width=1, cns=-1)`: plays the fault `kind` (see `FAULTS`) on the next `count` commands that match,
-  after `skip` that match have passed; opcode -1 is any (1 is write, 2 is read), `lba` and `blocks` narrow it to a range;
-  `clear_faults()` ends it, and `faults_at_open` plants faults before a device is opened;
+  after `skip` that match have passed; opcode -1 is any (1 is write, 2 is read), `lba` and `blocks` narrow it to a
+  range; `clear_faults()` ends it, and `faults_at_open` plants faults before a device is opened;
 - `power_cut(survive=0.0, seed=1)`: what was not made durable is lost, and the next request finds the controller reset;
 - `remove()` takes the device from the bus, `plug()` brings it back;
 - `peek(offset, size, namespace=1)` and `poke(offset, data, namespace=1)`: the stored bytes, behind the protocol's back;
