@@ -17,13 +17,13 @@ Cell = tuple[str, str, str]  # group, row, way
 
 CHOSEN: dict[str, list[Cell]] = {
     "believe-all-ones": [("removal", "removed at the third command", "sync")],
-    "believe-any-completion": [("completions", "twice, and the next command is late", "sync")],
+    "believe-any-completion": [("completions", "twice, and the next request is late", "sync")],
     "drop-partial-failure": [("status", "0x281 unrecovered read error, third command", "sync")],
     "forget-in-flight": [("resets", "nothing stops it", "batch")],
     "ignore-phase": [("completions", "with the phase of the round before, last command", "sync")],
     "orphan-releases": [("resets", "nothing stops it", "sync")],
     "release-early": [("resets", "nothing stops it, of a write", "sync")],
-    "reuse-identifiers": [("completions", "twice, and the next command is late", "sync")],
+    "reuse-identifiers": [("completions", "twice, and the next request is late", "sync")],
     "skip-drain": [("completions", "late, while the device is closed", "batch")],
     "stale-ring": [("hangs", "hangs, and no abort ends it", "sync")],
     "trust-abort": [("aborts", "Abort says it has, and data is written on", "sync")],

@@ -13,7 +13,7 @@ import cell
 import numpy as np
 import ugds
 import ugds.testing
-from rows import Row
+from rows import COMMAND, COMMANDS, Row
 from ways import WAYS, name_of
 
 
@@ -42,6 +42,23 @@ def removed(row: Row, way: str) -> None:
     bench = cell.Bench(row, way)
     bench.emulator.remove()
     cell.finish(bench, bench.run())
+
+
+def one_by_one(row: Row, way: str) -> None:
+    """Four requests of one command each: what one leaves behind in the completion ring is found by the next."""
+    bench = cell.Bench(row, way)
+    bench.buffer.close()
+    outcomes = []
+    for number in range(COMMANDS):
+        at = number * COMMAND
+        with ugds.register(bench.memory[at : at + COMMAND]) as part:
+            going = WAYS[way](bench.device, part, row.op, at, 1)
+            going.begin()
+            outcomes += going.finish(row.bound)
+            going.close()
+    bench.check_bytes(outcomes)
+    bench.buffer = ugds.register(bench.memory)
+    cell.finish(bench, outcomes)
 
 
 def close(row: Row, way: str) -> None:
@@ -105,7 +122,7 @@ def attempt(row: Row, way: str, **options: Any) -> None:
         data, memory = cell.pattern(row.size), np.zeros(row.size, "u1")
         ugds.testing.emulator(device).poke(0, data.tobytes())
         with ugds.register(memory) as buffer:
-            going = WAYS[way](device, buffer, "read", 0, 4)
+            going = WAYS[way](device, buffer, "read", 0, COMMANDS)
             going.begin()
             outcomes = going.finish(row.bound)
             going.close()

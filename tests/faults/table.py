@@ -107,6 +107,14 @@ COMPLETIONS = [
         resets="any",
     ),
     Row(
+        "twice, and the next request is late",
+        (read("duplicate", skip=1), read("late", skip=1, delay_ns=100_000_000)),
+        four("ok|ECANCELED/ECANCELED"),
+        options={"queues": 1, "depth": 2},
+        scene="one by one",
+        resets="any",
+    ),
+    Row(
         "twice, and the next command is late",
         (read("duplicate", skip=1), read("late", skip=1, delay_ns=100_000_000)),
         four("ECANCELED", "ECANCELED/ECANCELED"),
