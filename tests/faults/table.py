@@ -111,6 +111,7 @@ COMPLETIONS = [
         (read("duplicate", skip=1), read("late", skip=1, delay_ns=100_000_000)),
         four("ok|ECANCELED/ECANCELED"),
         options={"queues": 1, "depth": 2},
+        uri=CALLER,
         scene="one by one",
         resets="any",
     ),
