@@ -215,6 +215,15 @@ MDTS, ONCS, OACS, VWC, NN, SQES = 77, 520, 256, 525, 516, 512
 BIG = "emulated:2MiB?lba=512&timeout=1"
 
 
+#: MQES, CQR, TO, CSS and MPSMAX of the emulated device, by `URI`.
+REAL_CAP = 1023 | 1 << 16 | 1 << 24 | 1 << 37 | 4 << 52
+
+
+def bits(value: int, mask: int) -> dict[str, object]:
+    """Of CAP, the others as they are."""
+    return inject("reads_as", at=CAP, count=ALWAYS, value=REAL_CAP & ~mask | value)
+
+
 def identify(cns: int, at: int, value: int, width: int = 1) -> dict[str, object]:
     return inject("identify", cns=cns, at=at, value=value, width=width, count=ALWAYS)
 
@@ -247,6 +256,9 @@ LIES = [
         scene="end",
         hit=0,
     ),
+    Row("CAP.TO states no time", (), four("ok"), at_open=(bits(0, 0xFF << 24),)),
+    Row("CAP.MQES states two entries", (), four("ok"), at_open=(bits(1, 0xFFFF),)),
+    Row("CAP states queues in pieces, and no larger page", (), four("ok"), at_open=(bits(0, 1 << 16 | 0xF << 52),)),
     Row("VS reads as nothing", (), four("ok"), at_open=(inject("reads_as", at=VS, value=0, count=ALWAYS),)),
     Row(
         "more queues granted than asked for", (), four("ok"), at_open=(admin("result", SET_FEATURES, value=0xFFFFFFFE),)
@@ -287,18 +299,9 @@ def opening(name: str, result: str, *at_open: dict[str, object], **traits: objec
     return Row(name, (), {OPEN: result}, at_open=at_open, scene="open", **traits)  # type: ignore[arg-type]
 
 
-#: MQES, CQR, TO, CSS and MPSMAX of the emulated device, by `URI`.
-REAL_CAP = 0xFFFF | 1 << 16 | 1 << 24 | 1 << 37 | 4 << 52
-
-
 #: What cannot be read any more is taken for gone, and a device that is gone reaches no memory: it is unmapped. This one
 #: only says that it is, and complains of it where it was given memory.
 STILL_THERE = ("unmap-in-use",)
-
-
-def bits(value: int, mask: int) -> dict[str, object]:
-    """Of CAP, the others as they are."""
-    return inject("reads_as", at=CAP, count=ALWAYS, value=REAL_CAP & ~mask | value)
 
 
 OPENING = [
@@ -321,6 +324,7 @@ OPENING = [
     ),
     opening("CSTS reads as ones from the start", "EIO|ENODEV", inject("all_ones", at=0x1C, count=ALWAYS)),
     opening("never ready", "EIO", inject("never_ready")),
+    opening("Identify is lost", "ETIMEDOUT", admin("lost", IDENTIFY), bound=30.0),
     opening("no namespace in the list", "ENODEV", identify(2, 0, 0, 4)),
     opening("a namespace in the list that is beyond the last", "EINVAL", identify(2, 0, 5, 4)),
     opening("a namespace in the list of all ones", "EINVAL", identify(2, 0, 0xFFFFFFFF, 4)),
