@@ -244,6 +244,31 @@ def soak(minutes: float) -> Counts:
     return PASSED if status == 0 else FAILED
 
 
+def faults() -> Counts:
+    """The fault matrix, and the mutations that fail it. A cell counts as one test, and so does a mutation."""
+    release = BUILD / "test-release"
+    try:
+        with workspace.alone():
+            workspace.ensure_package()
+            build(release, target="fake_cuda")
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    fakes = environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"))
+    command = [sys.executable, str(ROOT / "tests" / "faults" / "run.py")]
+    done = subprocess.Popen(command, cwd=ROOT, env=fakes, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    summary = None
+    for line in done.stdout or ():
+        show(line)
+        summary = re.fullmatch(r"faults: (\d+) cells, (\d+) failed, (\d+) of (\d+) mutations caught\n", line)
+    if summary is None:
+        done.wait()
+        return FAILED
+    cells, failed, caught, mutations = map(int, summary.groups())
+    counts = Counts(cells - failed + caught, failed + mutations - caught)
+    return counts + FAILED if done.wait() != 0 and counts.failed == 0 else counts
+
+
 def virtual_machines(options: list[str]) -> Counts:
     try:
         with workspace.alone():
@@ -273,14 +298,14 @@ def absent(name: str) -> Counts:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./test",
-        description="Builds uGDS and tests it. Without an option: all but --soak, --faults, --gpu.",
+        description="Builds uGDS and tests it. Without an option: all but --soak, --gpu.",
         epilog='Every form ends with the line "N passed, N failed, N skipped"; the exit status is 0 if none failed.',
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="checks, C++ tests and the Python tests that are not slow")
     form.add_argument("--sanitizers", action="store_true", help="address, undefined behaviour and thread sanitizers")
     form.add_argument("--soak", type=float, metavar="MINUTES", help="random load with faults, for that long")
-    form.add_argument("--faults", action="store_true", help="the fault campaign")
+    form.add_argument("--faults", action="store_true", help="every fault by every way in, and a broken engine")
     form.add_argument("--vm", action="store_true", help="in a virtual machine, with the kernel's own drivers")
     form.add_argument("--gpu", action="store_true", help="what needs a GPU, with the Python that there is")
     parser.add_argument("-k", metavar="EXPRESSION", help="with --vm or --gpu: only the tests of that name")
@@ -307,10 +332,11 @@ def main() -> int:
     elif arguments.gpu:
         stages = [("GPU", lambda: gpu(arguments.k))]
     elif arguments.faults:
-        stages = [("faults", lambda: absent("faults"))]
+        stages = [("faults", faults)]
     else:
         stages = [("checks", checks), ("C++ tests", cxx), ("Python tests", lambda: python(arguments.quick))]
         if not arguments.quick:
+            stages.append(("faults", faults))
             stages.append(("sanitizers", sanitizers))
             stages.append(("virtual machines", lambda: virtual_machines([])))
 

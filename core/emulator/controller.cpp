@@ -42,6 +42,7 @@ Controller::Impl::Impl(const Options& wanted)
       doorbells(2 * (std::uint64_t{wanted.queues} + 1) * (std::uint64_t{4} << wanted.stride), true),
       vectors(wanted.vector_count()),
       free_slots(wanted.slots == 0 ? ~std::uint32_t{0} : wanted.slots) {
+  for (const Fault& fault : faults_at_open()) faults.add(fault);
   return_to_initial_state(true);
   counters = {};
   doorbells_were_lost = false;

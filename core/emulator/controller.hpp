@@ -65,6 +65,17 @@ struct Fault {
     remove,          ///< the device leaves the bus when the command is fetched: registers read as all ones
     lost_interrupt,  ///< no interrupt is sent for its completion
     reset_fails,     ///< bus level: `function_reset` returns false and nothing stops
+    lost,            ///< is executed, and its completion is never posted
+    wrong_phase,     ///< its completion is posted with the phase of the round before
+    torn,            ///< the last dword of its completion is there `delay_ns` before the rest, which is ones until then
+    result,          ///< its completion has `value` in dword 0, whatever it did
+    identify,        ///< of an Identify of `cns`: `width` bytes of the data, from byte `at`, are `value`
+    abort_lies,      ///< of an Abort: answers that the command was aborted, and leaves it alone
+    abort_denies,    ///< of an Abort: answers that the command was not aborted, and has aborted it
+    double_interrupt,    ///< two interrupts are sent for its completion
+    spurious_interrupt,  ///< an interrupt is sent when it is fetched, with nothing to tell
+    all_ones,            ///< register level: a read of the register at `at` gives all ones
+    reads_as,            ///< register level: a read of the register at `at` gives `value`
   };
   Kind kind = Kind::status;
   int opcode = -1;     ///< of I/O commands where `admin` is false; -1: any
@@ -76,6 +87,12 @@ struct Fault {
   std::uint64_t lba = 0;  ///< matches commands that touch [lba, lba + blocks)
   std::uint64_t blocks = ~std::uint64_t{0};
   bool abortable = true;  ///< `hang` and `late_write`: an Abort command ends it
+  std::uint64_t value = 0;
+  std::uint32_t at = kAnywhere;
+  std::uint32_t width = 1;  ///< up to 8
+  int cns = -1;             ///< -1: any
+
+  static constexpr std::uint32_t kAnywhere = ~std::uint32_t{0};  ///< any register; the first byte
 };
 
 class Controller {
@@ -174,6 +191,11 @@ class Controller {
  private:
   std::unique_ptr<Impl> impl_;
 };
+
+/// Plants a fault in every controller that is made from now on, from its first register access. Thread-safe.
+void inject_at_open(const Fault& fault);
+/// Ends that. Controllers that are there keep theirs.
+void clear_faults_at_open();
 
 /// Named subsystems (`name=`) live until they are forgotten here. False where the name is unknown or still open.
 bool forget_subsystem(const std::string& name);

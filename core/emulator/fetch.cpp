@@ -133,8 +133,8 @@ void Controller::Impl::accept(SubmissionQueue& queue, const nvme::SubmissionEntr
 }
 
 void Controller::Impl::accept_fault(Command& command) {
-  const std::optional<Fault> fault =
-      faults.match({command.admin(), command.entry.opcode, command.blocks != 0, command.lba, command.blocks});
+  const std::optional<Fault> fault = faults.match(
+      {command.admin(), command.entry.opcode, command.blocks != 0, command.lba, command.blocks, command.entry.cdw10});
   if (!fault) return;
   command.has_fault = true;
   command.fault = *fault;
@@ -149,6 +149,10 @@ void Controller::Impl::accept_fault(Command& command) {
       // Its commands and queues are dropped when nobody looks at them any more: at the end of the turn.
       command.stage = Command::Stage::held;
       removed.store(true, std::memory_order_release);
+      break;
+    case Fault::Kind::spurious_interrupt:
+      if (const CompletionQueue& queue = *completion[submission[command.sq]->completion_queue]; queue.interrupts)
+        raised.push_back(queue.vector);
       break;
     default: break;
   }

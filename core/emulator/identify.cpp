@@ -111,6 +111,11 @@ std::uint16_t Controller::Impl::identify(const Command& command) {
       break;
     default: return status::invalid_field;
   }
+  if (command.has_fault && command.fault.kind == Fault::Kind::identify) {
+    const Fault& lie = command.fault;
+    const std::size_t at = lie.at < page.size() ? lie.at : 0;
+    std::memcpy(page.data() + at, &lie.value, std::min<std::size_t>({lie.width, sizeof lie.value, page.size() - at}));
+  }
   return send(command.transfer, page.data(), page.size());
 }
 

@@ -84,6 +84,7 @@ struct Controller::Impl {
   bool run_due();
   bool write_late();
   bool post_held();
+  void mend_torn();
   std::uint64_t next_event() const;
   void schedule(Command& command);
   void execute(Command& command);
@@ -217,6 +218,14 @@ struct Controller::Impl {
   };
   std::vector<Due> waiting_commands;  ///< a heap
   std::vector<Due> due_commands;
+  /// Completion entries of which only the last dword is there yet.
+  struct Torn {
+    nvme::CompletionEntry* entry;
+    std::uint32_t result;
+    std::uint16_t sq_head, sq_id;
+    std::uint64_t due;
+  };
+  std::vector<Torn> torn;
   std::uint64_t next_sequence = 1;
   std::uint64_t late_pattern = 0;
   std::uint32_t late_writers = 0, event_requests = 0;

@@ -140,6 +140,7 @@ std::uint16_t Controller::Impl::delete_completion_queue(const Command& command) 
   if (id == 0 || id >= completion.size() || completion[id] == nullptr) return status::invalid_queue_id;
   if (completion[id]->submission_queues != 0) return status::invalid_queue_deletion;
   zero_doorbell(nvme::completion_doorbell(id, stride()));
+  torn.clear();
   completion[id].reset();
   std::erase(completion_ids, static_cast<std::uint16_t>(id));
   return status::success;
@@ -181,6 +182,7 @@ void Controller::Impl::drop_queues() {
   completion.clear();
   submission_ids.clear();
   completion_ids.clear();
+  torn.clear();
 }
 
 void Controller::Impl::post(CompletionQueue& queue, const Posting& posting) {
@@ -226,8 +228,13 @@ void Controller::Impl::write_entry(CompletionQueue& queue, const Posting& postin
   entry->result_high = 0;
   entry->sq_head = static_cast<std::uint16_t>(head);
   entry->sq_id = posting.sq;
-  const nvme::CompletionWord word =
-      nvme::CompletionWord::make(posting.cid, queue.phase, posting.status, do_not_retry(posting.status));
+  if (posting.rest_due != 0) {
+    torn.push_back({entry, entry->result, entry->sq_head, entry->sq_id, posting.rest_due});
+    entry->result = ~std::uint32_t{0};
+    entry->sq_head = entry->sq_id = 0xffff;
+  }
+  const nvme::CompletionWord word = nvme::CompletionWord::make(posting.cid, queue.phase != posting.wrong_phase,
+                                                               posting.status, do_not_retry(posting.status));
   const std::uint32_t place = queue.tail;
   if (++queue.tail == queue.depth) {
     queue.tail = 0;
@@ -235,7 +242,9 @@ void Controller::Impl::write_entry(CompletionQueue& queue, const Posting& postin
   }
   // Last, and after the rest of the entry and the data: the phase tells the host that they are there.
   std::atomic_ref<std::uint32_t>(entry->last).store(word.raw, std::memory_order_release);
-  if (queue.interrupts && !posting.silent) raise(queue, place);
+  if (!queue.interrupts || posting.silent) return;
+  raise(queue, place);
+  if (posting.doubled) raised.push_back(queue.vector);
 }
 
 }  // namespace ugds::emulator

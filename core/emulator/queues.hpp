@@ -52,9 +52,12 @@ struct Posting {
   std::uint32_t result = 0;
   std::uint16_t sq = 0, cid = 0, status = 0;
   bool wrong_head = false;
-  bool silent = false;  ///< no interrupt is sent for it
-  bool extra = false;   ///< made up by a fault: the host could not make room for it
+  bool silent = false;   ///< no interrupt is sent for it
+  bool doubled = false;  ///< or two are
+  bool wrong_phase = false;
+  bool extra = false;  ///< made up by a fault: the host could not make room for it
   bool frees_cid = true;
+  std::uint64_t rest_due = 0;  ///< when all but its last dword is written; 0: before that
 };
 
 struct CompletionQueue {

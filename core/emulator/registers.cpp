@@ -41,6 +41,10 @@ void Controller::Impl::bad_access(const char* how, std::uint32_t offset, std::ui
 std::uint64_t Controller::Impl::read(std::uint32_t offset, std::uint32_t width) {
   const std::uint64_t ones = width >= 8 ? nvme::kAllOnes64 : nvme::kAllOnes32;
   if (removed.load(std::memory_order_acquire)) return ones;
+  if (faults.lies()) {
+    HostGuard guard(*this);
+    if (const std::optional<std::uint64_t> lie = faults.read(offset, width)) return *lie;
+  }
   if (settling.load(std::memory_order_acquire)) {
     HostGuard guard(*this);
     if (options.pump_by_caller) {

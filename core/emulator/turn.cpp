@@ -26,6 +26,7 @@ bool Controller::Impl::turn() {
     worked |= run_due();
     if (late_writers != 0) worked |= write_late();
     worked |= post_held();
+    if (!torn.empty()) mend_torn();
   }
   if (!worked && clock.is_virtual() && !removed.load(std::memory_order_relaxed)) {
     const std::uint64_t next = std::min(next_event(), held_at);
@@ -115,10 +116,15 @@ void Controller::Impl::execute(Command& command) {
   ++counters.commands;
   if (command.has_fault && command.fault.kind == Fault::Kind::status) {
     status = command.fault.status;
+  } else if (status == 0 && command.has_fault && command.fault.kind == Fault::Kind::abort_lies) {
+    result = 0;
   } else if (status == 0) {
     status = command.admin() ? execute_admin(command, result, hangs) : execute_io(command);
     if (status == 0 && command.has_fault && command.fault.kind == Fault::Kind::corrupt) corrupt(command);
   }
+  if (command.has_fault && command.fault.kind == Fault::Kind::result)
+    result = static_cast<std::uint32_t>(command.fault.value);
+  if (command.has_fault && command.fault.kind == Fault::Kind::abort_denies) result |= 1;
   if (hangs) {
     command.stage = Command::Stage::held;
     return;
@@ -138,7 +144,14 @@ void Controller::Impl::complete(Command& command, std::uint16_t status, std::uin
   if (command.has_fault) {
     posting.wrong_head = command.fault.kind == Fault::Kind::wrong_sq_head;
     posting.silent = command.fault.kind == Fault::Kind::lost_interrupt;
-    if (posting.wrong_head) queue.head_known = false;
+    posting.wrong_phase = command.fault.kind == Fault::Kind::wrong_phase;
+    posting.doubled = command.fault.kind == Fault::Kind::double_interrupt;
+    if (command.fault.kind == Fault::Kind::torn) posting.rest_due = clock.now() + command.fault.delay_ns;
+    if (posting.wrong_head || posting.rest_due != 0) queue.head_known = false;
+    if (command.fault.kind == Fault::Kind::lost) {
+      queue.clear_in_flight(posting.cid);
+      return release(command);
+    }
     if (command.fault.kind == Fault::Kind::unknown_id) {
       Posting stray = posting;
       stray.extra = true;
@@ -198,11 +211,22 @@ bool Controller::Impl::post_held() {
   return worked;
 }
 
+void Controller::Impl::mend_torn() {
+  std::erase_if(torn, [&](const Torn& one) {
+    if (one.due > clock.now()) return false;
+    one.entry->result = one.result;
+    one.entry->sq_head = one.sq_head;
+    one.entry->sq_id = one.sq_id;
+    return true;
+  });
+}
+
 std::uint64_t Controller::Impl::next_event() const {
   std::uint64_t next = kNever;
   if (!due_commands.empty() && processes()) return clock.now();
   if (!waiting_commands.empty() && processes()) next = waiting_commands.front().due;
   if (settling.load(std::memory_order_relaxed)) next = std::min(next, settle_due);
+  for (const Torn& one : torn) next = std::min(next, one.due);
   return next;
 }
 

@@ -307,6 +307,10 @@ bool Handle::start_again() {
     for (auto& pair : queues_) create_queue(*pair);
     return true;
   } catch (const std::exception& error) {
+    if (controller_->gone()) {
+      set_state(State::lost, device_->gone().cause);
+      return false;
+    }
     // Set-up stopped the controller again, or it never started: nothing is held.
     const bool stopped = stop();
     const std::string why = std::string("the controller could not be started again: ") + error.what();

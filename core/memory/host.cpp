@@ -86,7 +86,12 @@ HostMemory::HostMemory(std::uint64_t size) : size_(size), born_(fork_generation(
   // Memory that there is not would not be an error: populating it ends whatever process the kernel picks. Of huge pages
   // there is a pool of their own.
   if (!huge_) refuse_too_much(size);
+  errno = 0;
   if (!huge_ && !map(align_up(size, nvme::kPageSize), 0)) {
+    if (errno == EMFILE || errno == ENFILE) {
+      fail(errno, "empty", "no file descriptor is left, of which every buffer needs one",
+           "close files, or raise the limit (ulimit -n)");
+    }
     fail(ENOMEM, "empty", "no memory for " + format_size(size), "free memory, or ask for less");
   }
   madvise(data_, mapped_, MADV_DONTFORK);

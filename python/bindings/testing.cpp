@@ -63,6 +63,17 @@ constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
     {"remove", Fault::Kind::remove},
     {"lost_interrupt", Fault::Kind::lost_interrupt},
     {"reset_fails", Fault::Kind::reset_fails},
+    {"lost", Fault::Kind::lost},
+    {"wrong_phase", Fault::Kind::wrong_phase},
+    {"torn", Fault::Kind::torn},
+    {"result", Fault::Kind::result},
+    {"identify", Fault::Kind::identify},
+    {"abort_lies", Fault::Kind::abort_lies},
+    {"abort_denies", Fault::Kind::abort_denies},
+    {"double_interrupt", Fault::Kind::double_interrupt},
+    {"spurious_interrupt", Fault::Kind::spurious_interrupt},
+    {"all_ones", Fault::Kind::all_ones},
+    {"reads_as", Fault::Kind::reads_as},
 };
 
 Fault::Kind kind_of(const std::string& name) {
@@ -72,6 +83,27 @@ Fault::Kind kind_of(const std::string& name) {
     all += all.empty() ? known : std::string(", ") + known;
   }
   raise_new(EINVAL, "inject", "there is no fault \"" + name + "\"", "use one of " + all);
+}
+
+Fault fault_of(const std::string& kind, int opcode, bool admin, std::uint64_t skip, std::uint64_t count,
+               std::uint16_t status, std::uint64_t delay_ns, std::uint64_t lba, std::optional<std::uint64_t> blocks,
+               bool abortable, std::uint64_t value, std::optional<std::uint32_t> at, std::uint32_t width, int cns) {
+  Fault fault;
+  fault.kind = kind_of(kind);
+  fault.opcode = opcode;
+  fault.admin = admin;
+  fault.skip = skip;
+  fault.count = count;
+  fault.status = status;
+  fault.delay_ns = delay_ns;
+  fault.lba = lba;
+  if (blocks) fault.blocks = *blocks;
+  fault.abortable = abortable;
+  fault.value = value;
+  if (at) fault.at = *at;
+  fault.width = width;
+  fault.cns = cns;
+  return fault;
 }
 
 nb::dict counters(const PyEmulator& self) {
@@ -118,28 +150,22 @@ void define_testing(nb::module_& m) {
           "inject",
           [](const PyEmulator& self, const std::string& kind, int opcode, bool admin, std::uint64_t skip,
              std::uint64_t count, std::uint16_t status, std::uint64_t delay_ns, std::uint64_t lba,
-             std::optional<std::uint64_t> blocks, bool abortable) {
-            Fault fault;
-            fault.kind = kind_of(kind);
-            fault.opcode = opcode;
-            fault.admin = admin;
-            fault.skip = skip;
-            fault.count = count;
-            fault.status = status;
-            fault.delay_ns = delay_ns;
-            fault.lba = lba;
-            if (blocks) fault.blocks = *blocks;
-            fault.abortable = abortable;
+             std::optional<std::uint64_t> blocks, bool abortable, std::uint64_t value, std::optional<std::uint32_t> at,
+             std::uint32_t width, int cns) {
+            const Fault fault = fault_of(kind, opcode, admin, skip, count, status, delay_ns, lba, blocks, abortable,
+                                         value, at, width, cns);
             on(self, [&](Controller& c) { c.inject(fault); });
           },
           nb::arg("kind"), nb::kw_only(), nb::arg("opcode") = -1, nb::arg("admin") = false, nb::arg("skip") = 0,
           nb::arg("count") = 1, nb::arg("status") = 0, nb::arg("delay_ns") = 0, nb::arg("lba") = 0,
-          nb::arg("blocks") = nb::none(), nb::arg("abortable") = true,
+          nb::arg("blocks") = nb::none(), nb::arg("abortable") = true, nb::arg("value") = 0, nb::arg("at") = nb::none(),
+          nb::arg("width") = 1, nb::arg("cns") = -1,
           "Plays the fault `kind` (`ugds.testing.FAULTS`) on the next `count` commands that match, after `skip` that "
           "match\n"
           "have passed. opcode: -1 is any, 1 write, 2 read. lba, blocks: commands that touch these blocks. abortable: "
           "whether\n"
-          "an Abort ends a hang. Raises `ugds.Error` (EINVAL) for an unknown kind.")
+          "an Abort ends a hang. value, at, width, cns: of the kinds that name them. Raises `ugds.Error` (EINVAL) for "
+          "an unknown kind.")
       .def(
           "clear_faults", [](const PyEmulator& self) { on(self, [](Controller& c) { c.clear_faults(); }); },
           "Takes planted faults back that have not been played.")
@@ -210,6 +236,19 @@ void define_testing(nb::module_& m) {
     for (const emulator::Parameter& p : emulator::parameters()) out.emplace_back(p.name, p.values, p.meaning);
     return out;
   });
+  m.def(
+      "inject_at_open",
+      [](const std::string& kind, int opcode, bool admin, std::uint64_t skip, std::uint64_t count, std::uint16_t status,
+         std::uint64_t delay_ns, std::uint64_t lba, std::optional<std::uint64_t> blocks, bool abortable,
+         std::uint64_t value, std::optional<std::uint32_t> at, std::uint32_t width, int cns) {
+        emulator::inject_at_open(fault_of(kind, opcode, admin, skip, count, status, delay_ns, lba, blocks, abortable,
+                                          value, at, width, cns));
+      },
+      nb::arg("kind"), nb::kw_only(), nb::arg("opcode") = -1, nb::arg("admin") = false, nb::arg("skip") = 0,
+      nb::arg("count") = 1, nb::arg("status") = 0, nb::arg("delay_ns") = 0, nb::arg("lba") = 0,
+      nb::arg("blocks") = nb::none(), nb::arg("abortable") = true, nb::arg("value") = 0, nb::arg("at") = nb::none(),
+      nb::arg("width") = 1, nb::arg("cns") = -1);
+  m.def("clear_faults_at_open", &emulator::clear_faults_at_open);
   m.def("arm_step", &testing::arm_step, nb::arg("nth"));
   m.def("disarm_steps", &testing::disarm_steps);
   m.def("record_steps", &testing::record_steps);

@@ -14,9 +14,10 @@ as a *violation*; faults can be planted, the power can be cut, and the stored by
 
 - `violations()` as (rule, what happened) pairs, `clear_violations()`;
 - `counters()`: what only the device can know, by name (commands, doorbells, mapped_bytes, …);
-- `inject(kind, *, opcode=-1, admin=False, skip=0, count=1, status=0, delay_ns=0, lba=0, blocks=None, abortable=True)`:
-  plays the fault `kind` (see `FAULTS`) on the next `count` commands that match, after `skip` that match have passed;
-  opcode -1 is any (1 is write, 2 is read), `lba` and `blocks` narrow it to a range; `clear_faults()` ends it;
+- `inject(kind, *, opcode=-1, admin=False, skip=0, count=1, status=0, delay_ns=0, lba=0, blocks=None, abortable=True,
+  value=0, at=None, width=1, cns=-1)`: plays the fault `kind` (see `FAULTS`) on the next `count` commands that match,
+  after `skip` that match have passed; opcode -1 is any (1 is write, 2 is read), `lba` and `blocks` narrow it to a
+  range; `clear_faults()` ends it, and `faults_at_open` plants faults before a device is opened;
 - `power_cut(survive=0.0, seed=1)`: what was not made durable is lost, and the next request finds the controller reset;
 - `remove()` takes the device from the bus, `plug()` brings it back;
 - `peek(offset, size, namespace=1)` and `poke(offset, data, namespace=1)`: the stored bytes, behind the protocol's back;
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ugds import _core
 from ugds._core import Device, Emulator, forget_subsystem
@@ -41,6 +42,7 @@ __all__ = [
     "Parameter",
     "emulator",
     "failing_step",
+    "faults_at_open",
     "forget_subsystem",
     "parameters",
     "power_cut",
@@ -64,6 +66,17 @@ FAULTS: dict[str, str] = {
     "remove": "the device leaves the bus when the command is fetched",
     "lost_interrupt": "no interrupt is sent for its completion",
     "reset_fails": "at bus level: a reset of the function fails, and nothing stops",
+    "lost": "is executed, and its completion is never posted",
+    "wrong_phase": "its completion is posted with the phase of the round before",
+    "torn": "the last dword of its completion is there `delay_ns` before the rest, which reads as ones until then",
+    "result": "its completion has `value` in dword 0, whatever it did",
+    "identify": "of an Identify of `cns` (-1: any): `width` bytes of the data, from byte `at`, are `value`",
+    "abort_lies": "of an Abort: it answers that the command was aborted, and leaves it alone",
+    "abort_denies": "of an Abort: it answers that the command was not aborted, and has aborted it",
+    "double_interrupt": "two interrupts are sent for its completion",
+    "spurious_interrupt": "an interrupt is sent when the command is fetched, with nothing to tell",
+    "all_ones": "at register level: a read of the register at `at` (None: of any) gives all ones",
+    "reads_as": "at register level: a read of the register at `at` gives `value`",
 }
 
 
@@ -100,6 +113,19 @@ def strict(device: Device) -> Iterator[Emulator]:
     if violations := controller.violations():
         lines = "\n".join(f"  {rule}: {what}" for rule, what in violations)
         raise AssertionError(f"{device.uri} saw {len(violations)} violation(s) of the NVMe protocol:\n{lines}")
+
+
+@contextmanager
+def faults_at_open(*faults: dict[str, Any]) -> Iterator[None]:
+    """Plants faults in every emulated device that the block opens, from its first register access: each a dictionary
+    with `kind` and whatever else `Emulator.inject` takes. A device keeps those that were not played. One at a time in a
+    process."""
+    try:
+        for fault in faults:
+            _core.inject_at_open(**fault)
+        yield
+    finally:
+        _core.clear_faults_at_open()
 
 
 @contextmanager

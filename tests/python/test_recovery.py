@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -539,6 +541,94 @@ def test_a_controller_that_nothing_stops_keeps_its_buffers_until_a_force_works(k
     assert unchanged_for(memory, 0.1)
     with ugds.open(URI) as again:
         works(again)
+
+
+def held(emulator: ugds.testing.Emulator | None = None) -> dict[str, int]:
+    """What this process holds: descriptors, mappings of its own, registrations; and what the device reaches of it."""
+    counters = emulator.counters() if emulator else {}
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "shared mappings": Path("/proc/self/maps").read_text().count("memfd:ugds"),
+        "registrations": _core.open_registrations(),  # type: ignore[attr-defined]
+        "ranges for the device": counters.get("mapped_ranges", 0),
+        "pages for the device": counters.get("mapped_bytes", 0) // 4096,
+    }
+
+
+def is_written(view: np.ndarray[Any, Any]) -> bool:
+    before, end = view.copy(), time.monotonic() + BOUND
+    while time.monotonic() < end:
+        if (view != before).any():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("stop", ["reset", "force"])
+def test_nothing_that_a_controller_writes_on_to_is_released_before_its_stop_is_certain(stop: str) -> None:
+    """The controller goes on writing after the time-out. Every mapping, page and descriptor is counted: all are held
+    while it does, and all are given back in the end."""
+    with ugds.open(URI, queues=1) as warm, ugds.empty("64KiB") as buffer:
+        warm.read(buffer)
+    gc.collect()
+    nothing = held()
+    device = ugds.open("emulated:1MiB?lba=512&mdts=1&ready=300ms&timeout=4", deadline=DEADLINE, queues=1)
+    emulator = ugds.testing.emulator(device)
+    before = held(emulator)
+    buffer = ugds.empty("64KiB")
+    view = np.frombuffer(buffer, "u1")
+    whole = held(emulator)
+    assert whole["pages for the device"] == before["pages for the device"] + 16
+    emulator.inject("late_write", opcode=READ, skip=2, abortable=False)
+    if stop == "force":
+        emulator.inject("never_stopped", count=100)
+        emulator.inject("reset_fails", count=100)
+
+    seen: list[dict[str, int]] = []
+    codes: list[int | None] = []
+
+    def read() -> None:
+        with pytest.raises(ugds.Error) as caught:
+            device.read(buffer)
+        codes.append(caught.value.errno)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    await_commands(device)
+    assert is_written(view)
+    while reader.is_alive():  # the deadline passes, the abort fails, and the reset takes its 300 ms
+        seen.append(held(emulator))
+        time.sleep(0.002)
+    reader.join()
+    assert codes == [errno.ETIMEDOUT]
+    assert len(seen) > 50
+    assert all(one == whole for one in seen), [one for one in seen if one != whole][:3]
+    if stop == "force":
+        assert device.state == "wedged"
+        assert is_written(view)
+        for _ in range(3):
+            with fails(errno.EBUSY):
+                buffer.close()
+            with fails(errno.EBUSY):
+                device.close(drain=0.05)
+        assert held(emulator) == whole
+        assert is_written(view)
+        assert emulator.violations() == []
+        emulator.clear_faults()
+        device.close()  # by force, now that the reset of the function works
+        view[:] = 0x5A
+        assert unchanged_for(view, 0.1)
+    else:
+        view[:] = 0x5A
+        assert unchanged_for(view, 0.1)
+        works(device)
+        assert held(emulator) == whole
+        assert emulator.violations() == []
+    del view
+    buffer.close()
+    if stop == "reset":
+        assert held(emulator) == before
+        device.close()
+    assert held() == nothing
 
 
 DROPPED = """
