@@ -168,7 +168,11 @@ ssize_t transfer_vector(Opcode opcode, uGDSHandle_t fh, const struct iovec* vect
 extern "C" {
 
 uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t* batch, uGDSHandle_t fh, unsigned nr) {
-  if (batch == nullptr || fh == nullptr || nr == 0) return refuse_null("a null argument, or a batch of no request");
+  if (batch == nullptr || nr == 0) {
+    return refuse("batch", UGDS_INVALID_VALUE, EINVAL,
+                  batch == nullptr ? "the place for the batch is null" : "a batch of no request",
+                  "pass where the batch is to be put, and how many requests it is to hold");
+  }
   const Table::Use handle(Table::instance(), id_of(fh));
   if (!handle) {
     Table::instance().explain_stale(id_of(fh), "batch");

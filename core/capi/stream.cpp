@@ -13,6 +13,7 @@
 
 namespace {
 
+using ugds::last_error;
 using ugds::capi::answer;
 using ugds::capi::code_of;
 using ugds::capi::guarded;
@@ -25,10 +26,13 @@ using ugds::nvme::Opcode;
 
 /// The runtime of a backend's number, or any that there is. Throws Failure(EOPNOTSUPP).
 ugds::gpu::Runtime& runtime_of(int backend) {
-  std::string why;
-  ugds::gpu::Runtime* runtime = backend == 2 ? ugds::gpu::hip(&why) : ugds::gpu::cuda(&why);
-  if (runtime == nullptr && backend == 0) runtime = ugds::gpu::hip();
-  if (runtime == nullptr) ugds::fail(EOPNOTSUPP, "stream", "there is no GPU of that backend: " + why);
+  std::string cuda, hip;
+  ugds::gpu::Runtime* runtime = backend == 2 ? nullptr : ugds::gpu::cuda(&cuda);
+  if (runtime == nullptr && backend != 1) runtime = ugds::gpu::hip(&hip);
+  if (runtime == nullptr) {
+    ugds::fail(EOPNOTSUPP, "stream", "there is no GPU: " + cuda + (cuda.empty() || hip.empty() ? "" : "; ") + hip,
+               "use uGDSRead and uGDSWrite, which need none; UGDS_CUDA_LIBRARY and UGDS_HIP_LIBRARY name libraries");
+  }
   return *runtime;
 }
 
@@ -82,8 +86,15 @@ uGDSError_t submit(Opcode opcode, uGDSHandle_t fh, const void* buf, const size_t
                  .buffer_offset = reinterpret_cast<const std::int64_t*>(buf_offset),
                  .base = reinterpret_cast<std::uintptr_t>(buf) - buffer.address};
     call.told = reinterpret_cast<std::int64_t*>(done);
-    const std::int64_t result = stream_of(buffer, stream).submit(*handle, call, {});
-    return answer(result < 0 ? code_of(static_cast<int>(-result)) : UGDS_SUCCESS);
+    try {
+      const std::int64_t result = stream_of(buffer, stream).submit(*handle, call, {});
+      return answer(result < 0 ? code_of(static_cast<int>(-result)) : UGDS_SUCCESS);
+    } catch (const ugds::Failure& failure) {
+      ugds::Error& error = last_error() = failure.error();
+      error.operation = name;
+      set_device(error, handle->uri().c_str());
+      return answer(code_of(error.code));
+    }
   });
 }
 

@@ -158,7 +158,8 @@ std::string uri_of(const uGDSDescr_t& descr) {
   }
   struct stat status;
   if (fstat(descr.handle.fd, &status) != 0) {
-    ugds::fail(EBADF, "open", "descriptor " + std::to_string(descr.handle.fd) + " is not open");
+    ugds::fail(EINVAL, "open", "descriptor " + std::to_string(descr.handle.fd) + " is not open",
+               "pass an open descriptor of /dev/ugds_drvN, or descriptor type 3 with a URI");
   }
   const auto node = S_ISCHR(status.st_mode) ? ugds::device::helper_node(status.st_rdev) : std::nullopt;
   if (node) return "/dev/" + *node + "?fd=" + std::to_string(descr.handle.fd);
@@ -245,7 +246,7 @@ uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr) {
   }
   if (fh == nullptr || descr == nullptr) return refuse("open", UGDS_INVALID_VALUE, EINVAL, "a null argument");
   *fh = nullptr;
-  return guarded("open", [&] {
+  uGDSError_t opened = guarded("open", [&] {
     const HandleId id = Table::instance().open(uri_of(*descr), {});
     try {
       std::lock_guard guard(driver().lock);
@@ -257,6 +258,8 @@ uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr) {
     *fh = reinterpret_cast<uGDSHandle_t>(id);
     return answer(UGDS_SUCCESS);
   });
+  if (opened.err == UGDS_DEVICE_LOST) opened.err = UGDS_DEVICE_NOT_FOUND;  // it is not there to be lost
+  return opened;
 }
 
 uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s) {

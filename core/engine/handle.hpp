@@ -109,6 +109,9 @@ class Handle {
   StreamWorker& stream_worker();
   /// The same where it is there; nullptr elsewhere.
   StreamWorker* streams() const { return streams_.load(std::memory_order_acquire); }
+  /// Bytes that went through pinned memory of ours, of those that queue pairs count. Thread-safe.
+  void count_staged(std::uint64_t bytes) { staged_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  std::uint64_t staged_bytes() const { return staged_bytes_.load(std::memory_order_relaxed); }
   /// Operations that are pending on streams.
   std::uint64_t stream_operations() const;
 
@@ -199,6 +202,7 @@ class Handle {
   void submit_again();
   void tell(const char* event, Level level, const char* action, const char* detail, const char* remedy = "");
   void tell_wedged(const char* why);
+  void set_lost(const char* why);
   bool confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uint64_t staged, const char*& said);
 
   Policy policy_;
@@ -210,6 +214,7 @@ class Handle {
   std::atomic<State> state_{State::ready};
   std::atomic<bool> given_up_{false};
   std::atomic<bool> tracing_{false};
+  std::atomic<std::uint64_t> staged_bytes_{0};
   Geometry geometry_;
   Turn turn_;
   bool interrupts_ = false;

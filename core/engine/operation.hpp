@@ -72,7 +72,8 @@ inline void record_command(queue::QueuePair& pair, const memory::Reference& buff
   if (pair.trace() == nullptr) [[likely]]
     return;
   const auto kind = static_cast<unsigned>(buffer.registration->kind());
-  const auto route = static_cast<unsigned>(memory::Route::direct);
+  const bool is_staged = buffer.registration->is_staging();
+  const auto route = static_cast<unsigned>(is_staged ? memory::Route::staged : memory::Route::direct);
   pair.record(
       position, bytes, submitted,
       static_cast<std::uint8_t>((offset != 0 ? queue::kTraceContinued : 0) | (durable ? queue::kTraceDurable : 0) |

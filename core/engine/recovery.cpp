@@ -62,6 +62,11 @@ void Handle::tell_wedged(const char* why) {
        "close it by force when something outside has reset or unplugged it; until then its memory is not to be had");
 }
 
+void Handle::set_lost(const char* why) {
+  set_state(State::lost, why);
+  tell("lost", Level::error, "every request ends with an error", why, device_->gone().hint);
+}
+
 void Handle::acquire(queue::QueuePair& pair) {
   // Owners hold a queue pair only for a bounded moment, so this ends.
   Idle idle;
@@ -109,8 +114,7 @@ void Handle::lose() {
   std::lock_guard guard(recovery_lock_);
   if (state() == State::lost) return;
   // A device that has gone from the bus can reach no memory.
-  set_state(State::lost, device_->gone().cause);
-  tell("lost", Level::error, "every request ends with an error", device_->gone().cause, device_->gone().hint);
+  set_lost(device_->gone().cause);
   acquire_all();
   retire_all(nvme::status::aborted_by_host);
   release_all();
@@ -133,8 +137,7 @@ void Handle::give_back() {
   const bool stopped = controller_->shut_down();
   if (device_->release() || stopped) {  // no DMA follows, whatever the controller did
     constexpr const char* kWhy = "the system took it back: it is being removed, or unbound from its driver";
-    set_state(State::lost, kWhy);
-    tell("lost", Level::error, "every request ends with an error", kWhy, device_->gone().hint);
+    set_lost(kWhy);
     retire_all(nvme::status::aborted_by_host);  // after that: its callers look at the state
   } else {
     for (auto& pair : queues_) pair->disbelieve();
@@ -274,8 +277,7 @@ bool Handle::reset_and_restart(const char* why) {
       set_state(State::wedged, kWhy);
       tell_wedged(kWhy);
     } else if (controller_->gone()) {
-      set_state(State::lost, device_->gone().cause);  // before its callers are told
-      tell("lost", Level::error, "every request ends with an error", device_->gone().cause, device_->gone().hint);
+      set_lost(device_->gone().cause);  // before its callers are told
       retire_all(nvme::status::aborted_by_host);
     } else {
       char words[200];
@@ -308,7 +310,7 @@ bool Handle::start_again() {
     return true;
   } catch (const std::exception& error) {
     if (controller_->gone()) {
-      set_state(State::lost, device_->gone().cause);
+      set_lost(device_->gone().cause);
       return false;
     }
     // Set-up stopped the controller again, or it never started: nothing is held.

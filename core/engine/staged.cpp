@@ -229,6 +229,7 @@ class StagedRun {
     for (std::uint64_t piece = finished_; piece < begun_; ++piece) operations_[piece % kFlight]->turn();
     while (finished_ < begun_ && operations_[finished_ % kFlight]->turn()) {
       const std::int64_t result = operations_[finished_ % kFlight]->result();
+      handle_.count_staged(result < 0 ? last_error().completed : static_cast<std::uint64_t>(result));
       if (result < 0) {
         right_ = finished_ * piece_ + last_error().completed;
         failed_ = static_cast<int>(-result);

@@ -74,7 +74,7 @@ Staging::Slab Staging::make_slab() {
   slab.memory = std::make_unique<memory::HostMemory>(kSlab);
   slab.device = runtime_.pin(slab.memory->data(), kSlab);
   try {
-    slab.reference = memory::Registry::instance().add(slab.memory->data(), kSlab, memory::Kind::host, false);
+    slab.reference = memory::Registry::instance().add_staging(slab.memory->data(), kSlab);
   } catch (...) {
     runtime_.unpin(slab.memory->data());
     throw;

@@ -321,6 +321,8 @@ void StreamWorker::take(const Done& done) {
   --op.open[slot];
   --op.flying;
   --flying_;
+  if (op.staged)
+    handle_.count_staged(done.error == nullptr ? static_cast<std::uint64_t>(done.result) : done.error->completed);
   if (done.error == nullptr) return;
   // Of several the one that comes first on the device: before it everything is right.
   op.bad_from = std::min(op.bad_from, op.ended + ((slot - op.ended) & static_cast<std::uint32_t>(kPieceMask)));

@@ -197,8 +197,10 @@ std::int64_t Table::explain_stale(HandleId id, const char* operation) const {
     set_cause(error, "the device was opened before a fork, and only the parent can use it");
     set_hint(error, "open it again in the child, or start children by spawn");
   } else {
-    set_cause(error, "the device is closed, or being closed");
-    set_hint(error, "open it again");
+    set_cause(
+        error, "%s",
+        id == 0 ? "the handle is none: no device was ever opened under it" : "the device is closed, or being closed");
+    set_hint(error, "%s", id == 0 ? "open the device first" : "open it again");
   }
   return -error.code;
 }

@@ -59,11 +59,13 @@ void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal, std::u
   error.code = EINVAL;
   switch (refusal) {
     case Refusal::buffer_offset:
-      return set_cause(error, "the offset in the buffer, %llu, lies beyond it: it has %llu bytes",
-                       number(t.buffer_offset), number(b.size));
+      set_cause(error, "the offset in the buffer, %llu, lies beyond it: it has %llu bytes", number(t.buffer_offset),
+                number(b.size));
+      return set_hint(error, "use an offset within the buffer, or register more memory");
     case Refusal::beyond_buffer:
-      return set_cause(error, "[%llu, +%llu) reaches beyond the registered buffer, which has %llu bytes",
-                       number(t.buffer_offset), number(t.size), number(b.size));
+      set_cause(error, "[%llu, +%llu) reaches beyond the registered buffer, which has %llu bytes",
+                number(t.buffer_offset), number(t.size), number(b.size));
+      return set_hint(error, "ask for less, or register more memory");
     case Refusal::memory_unaligned:
       set_cause(error, "the memory does not begin at a multiple of 4 bytes");
       return set_hint(error, "the controller addresses memory in dwords; align the buffer or its offset");
@@ -134,12 +136,12 @@ void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusa
   switch (refusal) {
     case Refusal::unaligned:
       error.code = EINVAL;
-      return set_cause(error, "offset and size must be multiples of the block size, %u bytes",
-                       handle.identity().block_size);
+      set_cause(error, "offset and size must be multiples of the block size, %u bytes", handle.identity().block_size);
+      return set_hint(error, "use whole blocks; in Python read() takes any range, and write() with unaligned=True");
     case Refusal::beyond_device:
       error.code = ERANGE;
-      return set_cause(error, "the range ends beyond the device, which has %llu bytes",
-                       number(handle.geometry().capacity));
+      set_cause(error, "the range ends beyond the device, which has %llu bytes", number(handle.geometry().capacity));
+      return set_hint(error, "stay within its capacity");
     case Refusal::no_room: error.code = ETIMEDOUT; return set_cause(error, "no queue had room within the deadline");
     case Refusal::cancelled:
       error.code = ECANCELED;

@@ -101,11 +101,16 @@ struct Registry::Source {
   std::unique_ptr<GpuBuffer> gpu{};
   Demand demand = Demand::none;
   bool listed = true;
+  bool staging = false;
 };
 
 Reference Registry::add(void* address, std::uint64_t size, Kind kind, bool readonly,
                         std::span<const std::uint32_t> devices, Backing peer) {
   return add({reinterpret_cast<std::uintptr_t>(address), size, kind, readonly, peer}, devices);
+}
+
+Reference Registry::add_staging(void* address, std::uint64_t size) {
+  return add({.address = reinterpret_cast<std::uintptr_t>(address), .size = size, .staging = true}, {});
 }
 
 Reference Registry::add_gpu(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,
@@ -139,7 +144,10 @@ Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   std::lock_guard guard(lock_);
   close_leaving();
   if (source.listed && index_.overlaps(begin, begin + size)) {
-    fail(EEXIST, "register", "the range overlaps a buffer that is registered already",
+    char range[64];
+    std::snprintf(range, sizeof range, "[%#llx, +%llu)", static_cast<unsigned long long>(source.address),
+                  static_cast<unsigned long long>(size));
+    fail(EEXIST, "register", std::string("the range ") + range + " overlaps a buffer that is registered already",
          "close the other registration, or use it: a part of a registered buffer needs no registration of its own");
   }
   setup_step("register: index");
@@ -162,6 +170,7 @@ Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   r.revoked_.store(0, std::memory_order_relaxed);
   r.why_.reset();
   r.demand_ = source.demand;
+  r.staging_ = source.staging;
   try {
     if (devices.empty()) map_to_all(r);
     for (const std::uint32_t device : devices) {

@@ -65,6 +65,8 @@ class Registration {
   bool is_revoked(std::uint32_t device) const {
     return (revoked_.load(std::memory_order_acquire) >> device & std::uint64_t{1}) != 0;
   }
+  /// Whether it is memory that other memory is staged through. Valid while it is held.
+  bool is_staging() const { return staging_; }
   /// The GPU's side of it; nullptr for other memory. Valid while the registration is held.
   GpuBuffer* gpu() const { return gpu_.get(); }
 
@@ -79,6 +81,7 @@ class Registration {
   bool readonly_ = false;
   bool everywhere_ = false;  ///< devices opened later get it too
   bool listed_ = true;       ///< addresses lead to it
+  bool staging_ = false;     ///< other memory is staged through it
   bool leaving_ = false;     ///< to be closed as soon as no command is in flight on it
   Demand demand_ = Demand::none;
   Backing peer_{};  ///< of Kind::peer
@@ -147,6 +150,8 @@ class Registry {
   /// (too many), EFAULT and others of Device::map. Thread-safe.
   Reference add(void* address, std::uint64_t size, Kind kind, bool readonly,
                 std::span<const std::uint32_t> devices = {}, Backing peer = {});
+  /// The same for memory of ours that other memory is staged through, on every device.
+  Reference add_staging(void* address, std::uint64_t size);
   /// The same for GPU memory. It is mapped where that is possible, and staged otherwise; `demand` allows only one of
   /// them, and EOPNOTSUPP says why it cannot be had.
   Reference add_gpu(std::uint64_t address, std::uint64_t size, bool readonly, std::unique_ptr<GpuBuffer> gpu,

@@ -337,10 +337,15 @@ nb::list queue_stats(const PyDevice& device) {
     row["retries"] = s.retries.get();
     row["in_flight"] = pair->load();
     row["latency_ns_histogram"] = latency_histogram(s);
-    row["route"] = memory::route_name(memory::Route::direct);
     list.append(row);
   }
   return list;
+}
+
+std::uint64_t staged_bytes(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "stats");
+  return handle->staged_bytes();
 }
 
 std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (*get)(const engine::Identity&)) {
@@ -388,6 +393,7 @@ void define_device(nb::module_& m) {
           .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
                "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
           .def("queue_stats", &queue_stats)
+          .def("staged_bytes", &staged_bytes)
           .def("batch", &open_batch, nb::arg("depth") = 128, nb::kw_only(), nb::arg("priority").none() = nb::none(),
                nb::sig("def batch(self, depth: int = 128, *, priority: str | None = None) -> Batch"),
                "A `Batch` of requests of which up to `depth` (1 to 1048576) are in flight, or ended and not collected, "

@@ -380,6 +380,10 @@ void define_stream_methods(nb::handle type) {
 void define_streams(nb::module_& m) {
   nb::class_<PyStreamOp>(m, "StreamOp", nb::is_final(),
                          "A read or write on a stream. It may be dropped at any time: the operation runs on.")
+      .def("__repr__",
+           [](const PyStreamOp& op) {
+             return "<ugds.StreamOp on " + op.uri + (op.result->done() ? ", done>" : ", pending>");
+           })
       .def("__reduce__", refuses_pickling<PyStreamOp>(
                              "a StreamOp cannot be pickled or copied: it is pending on a stream of this process"))
       .def(

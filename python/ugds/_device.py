@@ -95,30 +95,38 @@ class Stats:
     protocol_errors: int  #: completions that the controller posted and no command was waiting for
     retries: int  #: requests that a reset ended and that were submitted again, each time
     in_flight: int
-    route: str  #: direct, staged or buffered; "mixed" where queues differ
+    route: str  #: direct or staged; "mixed" where some bytes went the one way and some the other
+    staged_bytes: int  #: of those read and written, what went through pinned memory of the library's
     histogram: tuple[int, ...]
     queues: tuple[dict[str, Any], ...]  #: the same counts for each queue
     streams: dict[str, int] = dataclasses.field(default_factory=dict)  #: requests in stream order, and how they went
 
     @classmethod
     def of(cls, device: Device) -> Stats:
-        return cls._sum(device.uri, device.transport, device.queue_stats(), device.stream_stats())
+        return cls._sum(
+            device.uri, device.transport, device.queue_stats(), device.staged_bytes(), device.stream_stats()
+        )
 
     @classmethod
     def _sum(
-        cls, device: str, transport: str, queues: list[dict[str, Any]], streams: dict[str, int] | None = None
+        cls,
+        device: str,
+        transport: str,
+        queues: list[dict[str, Any]],
+        staged_bytes: int,
+        streams: dict[str, int],
     ) -> Stats:
         histograms = [queue["latency_ns_histogram"] for queue in queues]
-        routes = sorted({queue["route"] for queue in queues})
-        names = (*_COUNTS, "in_flight")
+        counts = {name: sum(queue[name] for queue in queues) for name in (*_COUNTS, "in_flight")}
         return cls(
             device=device,
             transport=transport,
-            **{name: sum(queue[name] for queue in queues) for name in names},
-            route="mixed" if len(routes) > 1 else "".join(routes),
+            **counts,
+            route=_route(staged_bytes, counts["read_bytes"] + counts["write_bytes"]),
+            staged_bytes=staged_bytes,
             histogram=tuple(map(sum, zip(*histograms, strict=True))),
             queues=tuple(queues),
-            streams=streams or {},
+            streams=streams,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -129,7 +137,8 @@ class Stats:
             name: value if name == "pending" else value - earlier.streams.get(name, 0)
             for name, value in self.streams.items()
         }
-        return self._sum(self.device, self.transport, rows, streams)
+        staged = self.staged_bytes - earlier.staged_bytes
+        return self._sum(self.device, self.transport, rows, staged, streams)
 
     def prometheus(self, *others: Stats) -> str:
         """The counts of every queue in Prometheus' text exposition format, version 0.0.4, to be served as `text/plain;
@@ -177,6 +186,13 @@ class Stats:
             f"{self.in_flight} in flight), {sizes.format(self.read_bytes)} read, {sizes.format(self.write_bytes)} "
             f"written, {latency}, route {self.route or 'none'}"
         )
+
+
+def _route(staged_bytes: int, all_bytes: int) -> str:
+    """Counts of what goes on meanwhile are a little apart."""
+    if staged_bytes == 0:
+        return "direct"
+    return "staged" if staged_bytes >= all_bytes else "mixed"
 
 
 def _difference(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:

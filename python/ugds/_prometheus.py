@@ -57,7 +57,7 @@ def _labels(stats: Stats, queue: dict[str, Any]) -> str:
     values = {
         "device": stats.device,
         "queue": str(queue["queue"]),
-        "route": queue["route"],
+        "route": stats.route,
         "transport": stats.transport,
     }
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in values.items())

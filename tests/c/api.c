@@ -119,7 +119,7 @@ static void test_bad_arguments(void) {
   bad.handle.fd = 0;
   CHECK(uGDSHandleRegister(&other, &bad).err == UGDS_IO_NOT_SUPPORTED);
   bad.handle.fd = 9999;
-  CHECK(uGDSHandleRegister(&other, &bad).err == UGDS_HANDLE_NOT_REGISTERED);
+  CHECK(uGDSHandleRegister(&other, &bad).err == UGDS_INVALID_VALUE);
   CHECK(uGDSHandleRegister(NULL, &bad).err == UGDS_INVALID_VALUE);
   CHECK(other == NULL);
   CHECK(uGDSBufRegister(NULL, 4096, 0).err == UGDS_INVALID_VALUE);
