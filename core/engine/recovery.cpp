@@ -309,6 +309,7 @@ bool Handle::start_again() {
   } catch (const std::exception& error) {
     if (controller_->gone()) {
       set_state(State::lost, device_->gone().cause);
+      tell("lost", Level::error, "every request ends with an error", device_->gone().cause, device_->gone().hint);
       return false;
     }
     // Set-up stopped the controller again, or it never started: nothing is held.
