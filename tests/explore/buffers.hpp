@@ -66,9 +66,7 @@ class Buffer {
     reference_ = {};
     leaving_ = false;
   }
-  bool in_use(const Controller& device) const {
-    return device.touches(data_, kPages * 4096);
-  }
+  bool in_use(const Controller& device) const { return device.touches(data_, kPages * 4096); }
   /// Before a read, so that its bytes are seen to come.
   void spoil(std::size_t first, std::size_t count) const {
     for (std::size_t i = first; i < first + count; ++i) {

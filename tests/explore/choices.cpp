@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "choices.hpp"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -60,6 +62,17 @@ bool advance() {
   return false;
 }
 
+/// What a broken engine does is seen with the choices that led to it.
+void report_crashes() {
+  static std::byte stack[65536];
+  const stack_t other{stack, 0, sizeof stack};
+  sigaltstack(&other, nullptr);
+  struct sigaction action {};
+  action.sa_handler = [](int) { violated("nothing crashes", "the program was about to be ended by a signal"); };
+  action.sa_flags = SA_ONSTACK;
+  for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) sigaction(number, &action, nullptr);
+}
+
 }  // namespace
 
 std::uint32_t choose(std::uint32_t count, const char* what, const std::function<std::string(std::uint32_t)>& option) {
@@ -93,6 +106,7 @@ void explore(const Scenario& scenario, const std::function<void()>& body) {
   depth = scenario.depth;
   if (kSanitized) depth -= std::min(depth, scenario.less_under_sanitizers);
   if (const char* deeper = std::getenv("UGDS_EXPLORE_DEEPER")) depth += static_cast<std::uint32_t>(std::atoi(deeper));
+  if (!kSanitized) report_crashes();
   path.clear();
   std::vector<Choice> kept;
   executions = choices_beyond = 0;
@@ -109,6 +123,7 @@ void explore(const Scenario& scenario, const std::function<void()>& body) {
   // What is done once a process, such as finding the number of processors, is done before anything is counted.
   std::swap(path, kept);
   const std::uint32_t wanted = std::exchange(depth, 0);
+  position = 0;
   body();
   depth = wanted;
   std::swap(path, kept);

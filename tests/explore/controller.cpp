@@ -35,9 +35,7 @@ Controller::~Controller() {
   living = nullptr;
 }
 
-void Controller::mend() {
-  left_ = {.errors = 0, .queues = traits_.queues};
-}
+void Controller::mend() { left_ = {.errors = 0, .queues = traits_.queues}; }
 
 std::uint32_t Controller::actions() {
   using K = Action::Kind;
@@ -52,7 +50,7 @@ std::uint32_t Controller::actions() {
   }
   if (stopping_) offer(K::stop);
   if (waits_for_abort()) {
-    const bool there = abort_target() != commands_.end();
+    const bool there = abort_target() != commands_.end() && room(abort_target()->queue) != 0;
     if (there) offer(K::abort_completed);
     offer(K::abort_refused);
     if (there) offer(K::abort_promised);
@@ -60,15 +58,21 @@ std::uint32_t Controller::actions() {
   }
   if (!ready_) return static_cast<std::uint32_t>(offered_.size());
   const auto count = static_cast<std::uint32_t>(commands_.size());
+  const auto may_complete = [&](std::uint32_t i) { return room(commands_[i].queue) != 0; };
   for (std::uint32_t i = 0; i < count; ++i) {
+    if (!may_complete(i)) continue;
     if (commands_[i].aborting) offer(K::complete_aborted, i);
     offer(K::complete, i);
   }
   if (stopping_) return static_cast<std::uint32_t>(offered_.size());
-  for (std::uint32_t i = 0; i < count && left_.errors != 0; ++i) offer(K::complete_error, i);
-  for (std::uint32_t i = 0; i < count && left_.bad_heads != 0; ++i) offer(K::bad_head, i);
-  if (left_.duplicates != 0 && has_last_ && has_spare_room(last_.queue)) offer(K::duplicate);
-  if (left_.unknown != 0 && count != 0 && has_spare_room(commands_[0].queue)) offer(K::unknown);
+  for (std::uint32_t i = 0; i < count && left_.errors != 0; ++i) {
+    if (may_complete(i)) offer(K::complete_error, i);
+  }
+  for (std::uint32_t i = 0; i < count && left_.bad_heads != 0; ++i) {
+    if (may_complete(i)) offer(K::bad_head, i);
+  }
+  if (left_.duplicates != 0 && has_last_ && room(last_.queue) != 0) offer(K::duplicate);
+  if (left_.unknown != 0 && count != 0 && room(commands_[0].queue) != 0) offer(K::unknown);
   const bool busy = count != 0 || abort_waits_;
   if (left_.fatal != 0 && busy && !fatal_) offer(K::fatal);
   if (left_.removals != 0 && busy) offer(K::remove);
@@ -126,9 +130,7 @@ void Controller::act(std::uint32_t action) {
       --left_.fatal;
       fatal_ = true;
       return;
-    case Action::Kind::remove:
-      gone_ = true;
-      return stop();
+    case Action::Kind::remove: gone_ = true; return stop();
     case Action::Kind::abort_completed: {
       const Command done = *abort_target();
       commands_.erase(abort_target());
@@ -137,15 +139,15 @@ void Controller::act(std::uint32_t action) {
     }
     case Action::Kind::abort_promised: abort_target()->aborting = true; return answer_abort(0, 0);
     case Action::Kind::abort_refused: return answer_abort(0, 1);
-    case Action::Kind::abort_failed: return answer_abort(nvme::make_status(nvme::StatusType::command_specific, 0x03), 1);
+    case Action::Kind::abort_failed:
+      return answer_abort(nvme::make_status(nvme::StatusType::command_specific, 0x03), 1);
     case Action::Kind::stop: return stop();
     case Action::Kind::start_failed:
       --left_.restarts;
       fatal_ = true;
       starting_ = false;
       return;
-    case Action::Kind::start:
-      return start();
+    case Action::Kind::start: return start();
   }
 }
 
@@ -242,8 +244,8 @@ void Controller::write32(std::uint32_t offset, std::uint32_t value) {
 bool Controller::reset() noexcept {
   happened();
   if (left_.stuck && may_run_ && choose(2, "a reset of the function", [](std::uint32_t i) {
-        return std::string(i == 0 ? "works" : "fails");
-      }) == 1) {
+                                   return std::string(i == 0 ? "works" : "fails");
+                                 }) == 1) {
     return false;
   }
   stop();
@@ -355,11 +357,16 @@ void Controller::post(std::uint16_t queue, std::uint16_t cid, std::uint16_t stat
   if (next == 0) q.phase = !q.phase;
 }
 
-/// Room for a completion that nobody expects: the others find theirs all the same.
-bool Controller::has_spare_room(std::uint16_t queue) const {
+/// Completions that the host has room for.
+std::uint32_t Controller::room(std::uint16_t queue) const {
   const Queue& q = queues_[queue];
-  const std::uint32_t used = (q.posted + q.completion_size - q.taken) % q.completion_size;
-  return q.completion_size - 1 - used > commands_.size();
+  return q.completion_size - 1 - (q.posted + q.completion_size - q.taken) % q.completion_size;
+}
+
+bool Controller::has_work() const {
+  if (gone_) return false;
+  if (starting_ || stopping_ || waits_for_abort()) return true;
+  return std::any_of(commands_.begin(), commands_.end(), [this](const Command& c) { return room(c.queue) != 0; });
 }
 
 std::uint64_t Controller::word(std::uint64_t lba) const {

@@ -41,7 +41,7 @@ class Controller final : public device::Device {
   // --- What it can do next -----------------------------------------------------------------------------------------
   std::uint32_t actions();
   /// Whether the first of them is what one that works would do; else it has nothing to do, and all are mischief.
-  bool has_work() const { return !gone_ && (starting_ || stopping_ || !commands_.empty() || waits_for_abort()); }
+  bool has_work() const;
   void act(std::uint32_t action);
   std::string name_of(std::uint32_t action) const;
   /// It may still execute commands: nothing of theirs may be released.
@@ -51,6 +51,8 @@ class Controller final : public device::Device {
   bool uses(const device::Mapping& mapping) const;
   /// Whether a command that it may execute has data in this memory.
   bool touches(const std::byte* begin, std::size_t bytes) const;
+  /// It was left running by whoever had it: its mappings stay, and nobody will ever end them.
+  void forget() { mappings_.clear(); }
   /// From now on it works, and a reset of the function stops it.
   void mend();
   std::size_t mappings() const { return mappings_.size(); }
@@ -89,8 +91,8 @@ class Controller final : public device::Device {
   struct Queue {
     std::uint64_t submission = 0, completion = 0;
     std::uint32_t submission_size = 0, completion_size = 0;
-    std::uint32_t head = 0, tail = 0;              ///< of the submission queue
-    std::uint32_t posted = 0, taken = 0;           ///< completion queue: ours, and the host's head
+    std::uint32_t head = 0, tail = 0;     ///< of the submission queue
+    std::uint32_t posted = 0, taken = 0;  ///< completion queue: ours, and the host's head
     bool phase = true;
     bool is_there() const { return submission_size != 0; }
   };
@@ -104,8 +106,21 @@ class Controller final : public device::Device {
   };
   struct Action {
     enum class Kind : std::uint8_t {
-      complete, complete_error, complete_aborted, duplicate, unknown, bad_head, fatal, remove,
-      abort_completed, abort_promised, abort_refused, abort_failed, stop, start, start_failed,
+      complete,
+      complete_error,
+      complete_aborted,
+      duplicate,
+      unknown,
+      bad_head,
+      fatal,
+      remove,
+      abort_completed,
+      abort_promised,
+      abort_refused,
+      abort_failed,
+      stop,
+      start,
+      start_failed,
     } kind;
     std::uint32_t command = 0;
   };
@@ -118,7 +133,7 @@ class Controller final : public device::Device {
   void parse(Command& command, const nvme::SubmissionEntry& entry);
   void move_data(const Command& command);
   void post(std::uint16_t queue, std::uint16_t cid, std::uint16_t status, std::uint32_t result, bool bad_head = false);
-  bool has_spare_room(std::uint16_t queue) const;
+  std::uint32_t room(std::uint16_t queue) const;
   std::byte* reach(std::uint64_t iova, std::uint64_t bytes, bool write) const;
   std::vector<Command>::iterator abort_target();
 

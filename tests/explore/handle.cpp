@@ -61,8 +61,8 @@ std::int64_t Opened::run_transfer(Way way, const engine::Transfer& t, const engi
     if (one->start(*handle_, engine::caller_number(), t.opcode, t.buffer, t.offset, t.size, t.buffer_offset)) {
       bool done = false;
       for (unsigned turn = 0; turn < engine::kPatience && !done; ++turn) done = one->turn(handle_->turn());
-      const std::int64_t result = done && !one->failed() ? static_cast<std::int64_t>(t.size)
-                                                         : one->resume(*handle_, t, interrupt);
+      const std::int64_t result =
+          done && !one->failed() ? static_cast<std::int64_t>(t.size) : one->resume(*handle_, t, interrupt);
       one->~OneCommand();
       Graves::bury(slot);
       return result;
@@ -78,8 +78,8 @@ std::int64_t Opened::run_transfer(Way way, const engine::Transfer& t, const engi
   return result;
 }
 
-std::int64_t Opened::read(Way way, memory::Reference memory, Buffer& buffer, std::size_t first,
-                          std::uint64_t lba, std::size_t pages, const engine::Interrupt& interrupt) {
+std::int64_t Opened::read(Way way, memory::Reference memory, Buffer& buffer, std::size_t first, std::uint64_t lba,
+                          std::size_t pages, const engine::Interrupt& interrupt) {
   buffer.spoil(first, pages);
   const engine::Transfer transfer{.opcode = Opcode::read,
                                   .buffer = memory,

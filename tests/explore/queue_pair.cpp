@@ -27,7 +27,7 @@ struct Submitted {
   unsigned buffer = 0;
   std::size_t first = 0, pages = 1;
   std::uint64_t lba = 0;
-  bool told = false;      ///< its end goes to the list
+  bool told = false;  ///< its end goes to the list
   bool orphaned = false;
   bool ended = false;
 };
@@ -88,8 +88,8 @@ class Rig {
       }
     }
     if (resets_ < 1) events_.push_back({Event::reset});
-    const std::uint32_t taken =
-        choose(static_cast<std::uint32_t>(events_.size()), "then", [&](std::uint32_t i) { return name_of(events_[i]); });
+    const std::uint32_t taken = choose(static_cast<std::uint32_t>(events_.size()), "then",
+                                       [&](std::uint32_t i) { return name_of(events_[i]); });
     return happen(events_[taken]);
   }
 
@@ -170,7 +170,8 @@ class Rig {
     const auto index = buffer.reference().registration->index();
     const auto* addresses = buffer.reference().registration->pages(number_);
     pair_->next() = nvme::block_command(nvme::Opcode::read, 1, Lba(s.lba), static_cast<std::uint32_t>(pages));
-    pair_->stage_data(s.request, false, index, {addresses, s.first * 4096}, 0, static_cast<std::uint32_t>(pages * 4096));
+    pair_->stage_data(s.request, false, index, {addresses, s.first * 4096}, 0,
+                      static_cast<std::uint32_t>(pages * 4096));
     pair_->ring();
     return true;
   }
@@ -212,7 +213,8 @@ class Rig {
         require(!buffer->in_use(device_), kHeld, "it was closed when idle, and was not idle");
         buffer->forget();
       }
-      if (!buffer->is_open()) require(!buffer->in_use(device_), kHeld, "a command of a closed registration is executed");
+      if (!buffer->is_open())
+        require(!buffer->in_use(device_), kHeld, "a command of a closed registration is executed");
       if (buffer->is_open() && buffer->in_use(device_))
         require(registry().in_flight(buffer->reference()) != 0, kHeld, "a command that is executed is not counted");
     }

@@ -34,8 +34,14 @@ void read_a(Opened& open, Way way, std::size_t first, std::uint64_t lba, std::si
   if (memory) open.read(way, memory, open.a(), first, lba, pages);
 }
 
-constexpr Traits kEverything{.errors = 1, .duplicates = 1, .unknown = 1, .bad_heads = 1, .fatal = 1, .removals = 1,
-                             .stuck = true, .restarts = 1};
+constexpr Traits kEverything{.errors = 1,
+                             .duplicates = 1,
+                             .unknown = 1,
+                             .bad_heads = 1,
+                             .fatal = 1,
+                             .removals = 1,
+                             .stuck = true,
+                             .restarts = 1};
 
 }  // namespace
 
@@ -80,8 +86,7 @@ TEST_CASE("a request of several commands, some of which fail") {
                  begin("read six pages into A");
                  read_a(open, Way::operation, 0, 0, 6);
                }},
-              {"closer",
-               [&] {
+              {"closer", [&] {
                  begin("close A");
                  open.a().close(&open.device());
                }}});
@@ -99,8 +104,7 @@ TEST_CASE("a caller that goes away") {
                  begin("close A");
                  open.a().close(&open.device());
                }},
-              {"other",
-               [&] {
+              {"other", [&] {
                  begin("read into B");
                  open.read(Way::short_way, open.b().reference(), open.b(), 1, 8);
                  begin("read into B again");

@@ -2,6 +2,8 @@
 //
 // What stands for parts of the core that an exploration has no use for: transports, and memory with a descriptor
 // behind it, which asks the system how much there is; and ledgers, whose memory costs more than an execution.
+#include "stand_ins.hpp"
+
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +13,6 @@
 #include "device/device.hpp"
 #include "memory/host.hpp"
 #include "memory/ledger.hpp"
-#include "stand_ins.hpp"
 
 namespace ugds::explore {
 std::unique_ptr<device::Device> next_device;
@@ -61,3 +62,6 @@ Ledger::~Ledger() {
 }
 
 }  // namespace ugds::memory
+
+/// What a controller that nothing stops may still use is leaked on purpose.
+extern "C" const char* __lsan_default_suppressions() { return "leak:ugds::engine::Handle\nleak:ugds::memory::Reg"; }

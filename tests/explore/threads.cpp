@@ -32,6 +32,8 @@ constexpr std::uint64_t kLapseStep = 10'000'000;
 constexpr std::uint32_t kMostDecisions = 2000;
 /// Steps without a wait after which another thread goes on, without a choice: it may hold what this one spins for.
 constexpr std::uint32_t kLongestRun = 5000;
+/// Steps of a turn that finds nothing. Such turns are alike: while time passes none of them is interrupted.
+constexpr std::uint32_t kEmptyTurn = 8;
 
 struct Buffered {
   void* to;
@@ -212,6 +214,7 @@ void idle() {
   if (current == nullptr) violated("nothing waits outside of a thread", "a wait was reached in set-up or clean-up");
   Thread& self = *current;
   drain(self);
+  self.steps = 0;
   if (self.turns_left != 0) {
     if (changes == lapse_changes) {
       --self.turns_left;
@@ -233,7 +236,7 @@ void step() {
     to_main();
     return;
   }
-  if (preemptions_left == 0) return;
+  if (preemptions_left == 0 || (self.turns_left != 0 && self.steps <= kEmptyTurn)) return;
   Thread* others[16];
   std::uint32_t count = 0;
   for (std::size_t i = 0; i < live; ++i) {
@@ -309,7 +312,8 @@ void explored_mutex::unlock() {
 // Other ways of waiting, of the C library.
 extern "C" int sched_yield() noexcept { return 0; }
 extern "C" int nanosleep(const timespec* wait, timespec*) {
-  ugds::explore::now_ns += static_cast<std::uint64_t>(wait->tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(wait->tv_nsec);
+  ugds::explore::now_ns +=
+      static_cast<std::uint64_t>(wait->tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(wait->tv_nsec);
   ugds::explore::idle();
   return 0;
 }

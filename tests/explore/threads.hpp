@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The threads of an execution: each has a stack of its own, and one runs at a time. By default another goes on only
-// where one waits, and what happens then is a choice: the device does one of the things that it can, a thread begins its
-// next call, or time passes. In a `fine` execution every atomic access may be followed by a step of another thread, so
-// many times as the scenario allows.
+// where one waits, and what happens then is a choice: the device does one of the things that it can, a thread begins
+// its next call, or time passes. In a `fine` execution every atomic access may be followed by a step of another thread,
+// so many times as the scenario allows.
 #pragma once
 
 #include <cstdint>

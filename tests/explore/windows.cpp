@@ -91,14 +91,16 @@ TEST_CASE("holding a registration while it is closed and its slot is used again"
   for (const bool shared : {false, true}) {
     explore::explore({shared ? "hold_shared against close" : "hold against close", 1000, 0}, [shared] {
       Held held;
-      run_threads(held, {{"user",
-                          [&] {
-                            held.use(shared);
-                            held.use(shared);
-                          }},
-                         {"closer", [&] {
-                            if (held.close()) held.register_again();
-                          }}},
+      run_threads(held,
+                  {{"user",
+                    [&] {
+                      held.use(shared);
+                      held.use(shared);
+                    }},
+                   {"closer",
+                    [&] {
+                      if (held.close()) held.register_again();
+                    }}},
                   {.preemptions = 3});
     });
   }
@@ -107,16 +109,17 @@ TEST_CASE("holding a registration while it is closed and its slot is used again"
 TEST_CASE("holding a registration that is to be closed when idle") {
   explore::explore({"hold against close_when_idle", 1000, 0}, [] {
     Held held;
-    run_threads(held, {{"user",
-                        [&] {
-                          held.use(false);
-                          held.use(false);
-                        }},
-                       {"closer",
-                        [&] {
-                          held.close_when_idle();
-                          held.look();
-                        }}},
+    run_threads(held,
+                {{"user",
+                  [&] {
+                    held.use(false);
+                    held.use(false);
+                  }},
+                 {"closer",
+                  [&] {
+                    held.close_when_idle();
+                    held.look();
+                  }}},
                 {.preemptions = 2});
     run_threads(held, {{"the end", [&] { held.look(); }}});
   });
