@@ -88,7 +88,7 @@ class Reading {
 }  // namespace
 
 TEST_CASE("a batch beyond its queue's depth, and its buffer's end") {
-  explore::explore({"a batch, closing its buffer", 9}, [] {
+  explore::explore({"a batch, closing its buffer", 8}, [] {
     Opened open({.errors = 1, .unknown = 1, .fatal = 1, .stuck = true});
     Reading reading(open, 3);
     open.run({{"submitter",
@@ -233,7 +233,7 @@ TEST_CASE("a handle that is closed while its controller cannot be stopped") {
 }
 
 TEST_CASE("a handle that is abandoned, whatever its controller does") {
-  explore::explore({"abandoning a handle", 7}, [] {
+  explore::explore({"abandoning a handle", 9}, [] {
     Tabled open({.errors = 0, .aborts = false, .stuck = true});
     open.run({{"reader",
                [&] {

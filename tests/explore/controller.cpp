@@ -243,6 +243,7 @@ void Controller::write32(std::uint32_t offset, std::uint32_t value) {
 
 bool Controller::reset() noexcept {
   happened();
+  if (gone_) return false;  // it cannot be reached; nor can it reach anything
   if (left_.stuck && may_run_ && choose(2, "a reset of the function", [](std::uint32_t i) {
                                    return std::string(i == 0 ? "works" : "fails");
                                  }) == 1) {

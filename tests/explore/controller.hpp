@@ -46,6 +46,12 @@ class Controller final : public device::Device {
   std::string name_of(std::uint32_t action) const;
   /// It may still execute commands: nothing of theirs may be released.
   bool may_run() const { return may_run_; }
+  bool has_left_the_bus() const { return gone_; }
+  /// It never posted what it should not.
+  bool keeps_rules() const {
+    return traits_.duplicates == left_.duplicates && traits_.unknown == left_.unknown &&
+           traits_.bad_heads == left_.bad_heads;
+  }
   /// Nothing may be unmapped, or reported as closed, that a command of its may still use.
   void check() const;
   bool uses(const device::Mapping& mapping) const;

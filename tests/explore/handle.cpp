@@ -134,6 +134,11 @@ void Opened::run(const std::vector<Body>& bodies, Fineness fineness) {
 void Opened::end() {
   using engine::State;
   auto& registry = memory::Registry::instance();
+  handle_->check_controller();  // what happened last may have been seen by nobody
+  if (device().has_left_the_bus()) {
+    require(handle_->state() == State::lost, "a device that has left the bus is lost, and holds nothing",
+            engine::state_name(handle_->state()));
+  }
   require(handle_->state() != State::recovering, "every execution ends", "recovery never came to an end");
   if (handle_->state() == State::wedged) {
     for (auto& buffer : buffers_) {
@@ -145,7 +150,6 @@ void Opened::end() {
     require(handle_->in_flight() == 0, kQuarantine, "something stays quarantined though the controller has stopped");
   }
   device().mend();
-  handle_->check_controller();  // what a broken controller did last may have been seen by nobody
   require(handle_->drain(60'000'000'000), "every execution ends", "draining did not end");
   for (auto& buffer : buffers_) {
     if (buffer->is_open()) {

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MUTATIONS = ROOT / "tests" / "mutations"
 COPIED = ["CMakeLists.txt", "core", "drv", "include", "tests"]
-SECONDS = 600
+SECONDS = 900
 
 
 def names() -> list[str]:
