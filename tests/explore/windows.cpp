@@ -42,7 +42,9 @@ class Held : public World {
     }
     require(!closed_, kStale, "a closed registration was held");
     ++users_;
-    idle();  // another thread may try anything meanwhile
+    // Another thread may try anything meanwhile: also before what this one stored is seen.
+    step();
+    idle();
     require(!closed_, kHeld, "it was closed under its user");
     --users_;
     if (shared) {
