@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What stands for parts of the core that an exploration has no use for: transports, and memory with a descriptor
-// behind it, which asks the system how much there is; and ledgers, whose memory costs more than an execution.
+// behind it, which asks the system how much there is; and ledgers, whose memory costs more than an execution. And for
+// the log.
 #include "stand_ins.hpp"
 
 #include <cerrno>
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/event_log.hpp"
 #include "choices.hpp"
 #include "device/device.hpp"
 #include "memory/host.hpp"
@@ -17,6 +19,28 @@
 namespace ugds::explore {
 std::unique_ptr<device::Device> next_device;
 }
+
+namespace ugds {
+
+// Nobody is told of events.
+const char* level_name(Level) { return ""; }
+void set_detail(Event&, const char*, ...) {}
+void EventSource::set_device(const char*) {}
+bool EventSource::admit() { return false; }
+void EventSource::tell(Event) noexcept {}
+void EventSource::tell_rest() noexcept {}
+EventLog& EventLog::instance() {
+  static EventLog log;
+  return log;
+}
+void EventLog::prepare() {}
+void EventLog::set_callback(Callback, void*) {}
+void EventLog::set_observer(Observer) {}
+void EventLog::add(const Event&) noexcept {}
+void EventLog::keep_trace(std::string) noexcept {}
+bool EventLog::flush(std::uint64_t) { return true; }
+
+}  // namespace ugds
 
 namespace ugds::device {
 
@@ -44,7 +68,7 @@ std::vector<std::atomic<std::uint32_t>*> at_rest;
 constexpr std::uint32_t kUsed = 16;
 }  // namespace
 
-Ledger::Ledger() {
+Ledger::Ledger(std::string whose) : whose_(std::move(whose)) {
   if (at_rest.empty()) {
     counts_ = static_cast<std::atomic<std::uint32_t>*>(std::calloc(kMaxRegistrations + 1, sizeof counts_[0]));
     return;

@@ -20,6 +20,7 @@ inline std::uint64_t ticks() { return explore::now_ns += 61; }
 inline std::uint64_t ticks_per_second() { return 1'000'000'000; }
 inline std::uint64_t ns_to_ticks(std::uint64_t ns) { return ns; }
 inline std::uint64_t ticks_to_ns(std::uint64_t ticks) { return ticks; }
+inline std::uint64_t ticks_as_ns(std::uint64_t ticks) { return ticks; }
 inline void cpu_pause() { explore::idle(); }
 
 }  // namespace ugds
