@@ -135,6 +135,9 @@ def run_program(program: Path, deadline: float, prefix: list[str], extra: dict[s
     elif summary is None and status == 0:
         counts = PASSED
     show(f"  {'ok  ' if status == 0 else 'FAIL'}  {folder_label(program)}: {counts} ({time.monotonic() - start:.1f} s)")
+    # How far an exploration went is part of what it says.
+    for line in re.findall(r"^explored: .*$", output, re.MULTILINE):
+        show(f"        {line}")
     if status != 0:
         show(output)
     return counts
