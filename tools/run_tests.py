@@ -27,6 +27,7 @@ BUILD = ROOT / "build"
 CXX_FOLDERS = ["core", "include", "python/bindings", "tests"]
 # For the programs of one build together; building is not counted, since it depends on what else the machine does.
 MINUTES = 10
+ENDURANCE_MINUTES = 30
 # What the thread sanitizer's own runtime makes meaningless. These run in every other build.
 NOT_UNDER_THREAD = {"c_no_system_calls": "the sanitizer's runtime makes system calls of its own"}
 
@@ -109,8 +110,11 @@ def programs(folder: Path) -> list[Path]:
     return sorted(p for p in found if "CMakeFiles" not in p.parts and ".so" not in p.suffixes)
 
 
-def run_program(program: Path, deadline: float, prefix: list[str], extra: dict[str, str]) -> Counts:
-    """One test program. A doctest program's own counts; any other counts as one test, by its exit status."""
+def run_program(
+    program: Path, deadline: float, prefix: list[str], extra: dict[str, str], *, loud: bool = False
+) -> Counts:
+    """One test program. A doctest program's own counts; any other counts as one test, by its exit status. What it
+    printed is shown where it failed, or is `loud`."""
     name, start = program.name, time.monotonic()
     try:
         done = subprocess.run(
@@ -138,7 +142,7 @@ def run_program(program: Path, deadline: float, prefix: list[str], extra: dict[s
     # How far an exploration went is part of what it says.
     for line in re.findall(r"^explored: .*$", output, re.MULTILINE):
         show(f"        {line}")
-    if status != 0:
+    if status != 0 or loud:
         show(output)
     return counts
 
@@ -147,18 +151,23 @@ def folder_label(program: Path) -> str:
     return f"{program.relative_to(BUILD).parts[0]}/{program.name}"
 
 
+def layout(sanitize: str) -> list[str]:
+    """What a sanitizer's program is run by."""
+    # Older runtimes of the thread sanitizer refuse some layouts that address randomisation makes.
+    if sanitize == "thread" and (setarch := shutil.which("setarch")):
+        prefix = [setarch, os.uname().machine, "-R"]
+        if subprocess.run([*prefix, "true"], capture_output=True).returncode == 0:
+            return prefix
+    return []
+
+
 def native(folder: Path, sanitize: str, extra: dict[str, str] | None = None) -> Counts:
     try:
         build(folder, sanitize)
     except SetupError as error:
         show(str(error))
         return FAILED
-    prefix = []
-    if sanitize == "thread" and (setarch := shutil.which("setarch")):
-        # Older runtimes of the thread sanitizer refuse some layouts that address randomisation makes.
-        prefix = [setarch, os.uname().machine, "-R"]
-        if subprocess.run([*prefix, "true"], capture_output=True).returncode != 0:
-            prefix = []
+    prefix = layout(sanitize)
     found = programs(folder)
     if not found:
         show(f"  FAIL  no test program was built in {folder.relative_to(ROOT)}")
@@ -177,16 +186,34 @@ def cxx() -> Counts:
     return native(BUILD / "test-release", "")
 
 
+ADDRESS = {
+    "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1",
+}
+THREAD = {"TSAN_OPTIONS": "second_deadlock_stack=1:die_after_fork=0"}
+
+
 def sanitizers() -> Counts:
-    address = {
-        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=1",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
-    thread = {"TSAN_OPTIONS": "second_deadlock_stack=1:die_after_fork=0"}
-    return native(BUILD / "test-asan", "address,undefined", address) + native(BUILD / "test-tsan", "thread", thread)
+    return native(BUILD / "test-asan", "address,undefined", ADDRESS) + native(BUILD / "test-tsan", "thread", THREAD)
 
 
-def python(quick: bool) -> Counts:
+def endurance() -> Counts:
+    """What the other stages do a little of: a million random requests under each sanitizer, and 500 killed clients."""
+    counts = Counts()
+    million = {"SOAK_OPERATIONS": "1000000"}
+    for name, sanitize, settings in (("asan", "address,undefined", ADDRESS), ("tsan", "thread", THREAD)):
+        folder = BUILD / f"test-{name}"
+        try:
+            build(folder, sanitize, target="soak_tests")
+        except SetupError as error:
+            show(str(error))
+            return counts + FAILED
+        program, deadline = folder / "tests" / "soak_tests", time.monotonic() + ENDURANCE_MINUTES * 60
+        counts += run_program(program, deadline, layout(sanitize), {**settings, **million}, loud=True)
+    return counts + python(quick=False, options=["-s", "-k", "test_serve_killed"], extra={"UGDS_KILLS": "500"})
+
+
+def python(quick: bool, options: list[str] | None = None, extra: dict[str, str] | None = None) -> Counts:
     release = BUILD / "test-release"
     try:
         with workspace.alone():
@@ -198,7 +225,8 @@ def python(quick: bool) -> Counts:
     report = BUILD / "pytest.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(["-m", "not slow"] if quick else [])]
-    fakes = environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"))
+    command += options or []
+    fakes = environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"), **(extra or {}))
     status = subprocess.run(command, cwd=ROOT, env=fakes, stdin=subprocess.DEVNULL).returncode
     return reported(report, status)
 
@@ -301,13 +329,16 @@ def absent(name: str) -> Counts:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./test",
-        description="Builds uGDS and tests it. Without an option: all but --soak, --gpu.",
+        description="Builds uGDS and tests it. Without an option: all but --soak, --endurance, --gpu.",
         epilog='Every form ends with the line "N passed, N failed, N skipped"; the exit status is 0 if none failed.',
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--quick", action="store_true", help="checks, C++ tests and the Python tests that are not slow")
     form.add_argument("--sanitizers", action="store_true", help="address, undefined behaviour and thread sanitizers")
     form.add_argument("--soak", type=float, metavar="MINUTES", help="random load with faults, for that long")
+    form.add_argument(
+        "--endurance", action="store_true", help="a million random requests by each sanitizer, and 500 killed clients"
+    )
     form.add_argument("--faults", action="store_true", help="every fault by every way in, and a broken engine")
     form.add_argument("--vm", action="store_true", help="in a virtual machine, with the kernel's own drivers")
     form.add_argument("--gpu", action="store_true", help="what needs a GPU, with the Python that there is")
@@ -329,6 +360,8 @@ def main() -> int:
         stages = [("sanitizers", sanitizers)]
     elif arguments.soak is not None:
         stages = [("soak", lambda: soak(arguments.soak))]
+    elif arguments.endurance:
+        stages = [("endurance", endurance)]
     elif arguments.vm:
         options = [f"{name}{value}" for name, value in (("-k=", arguments.k), ("--boot=", arguments.boot)) if value]
         stages = [("virtual machines", lambda: virtual_machines(options))]

@@ -155,6 +155,7 @@ std::uint16_t Controller::Impl::abort(const Command& command, std::uint32_t& res
   // them the controller does not know yet.
   observe(*submission[id]);
   fetch(*submission[id], submission[id]->depth);
+  if (!processes()) return status::success;  // something that was fetched was the end of it
   for (Command* other : live) {
     if (other->sq != id || other->entry.cid != cid || other == &command) continue;
     if (other->has_fault && other->stage == Command::Stage::held && !other->fault.abortable) break;

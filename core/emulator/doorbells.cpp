@@ -43,7 +43,8 @@ void Controller::Impl::write_doorbell(std::uint32_t offset, std::uint64_t value,
   if (relative == stride()) word = admin_words[1];
   if (word == nullptr || width != 4) return bad_access("write", offset, width);
   if (!nvme::ControllerStatus{csts.load(std::memory_order_acquire)}.ready()) {
-    violations.add("queue-while-disabled", "doorbell 0x%x was written while CSTS.RDY was 0", offset);
+    if (!lost_power.load(std::memory_order_acquire))
+      violations.add("queue-while-disabled", "doorbell 0x%x was written while CSTS.RDY was 0", offset);
     return;
   }
   // Sequentially consistent with `asleep`: either the controller sees this value before it sleeps, or `wake` sees it

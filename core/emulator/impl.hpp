@@ -154,7 +154,10 @@ struct Controller::Impl {
   void check_unused_by_queued(const SubmissionQueue& queue, const Transfer::Piece& range);
   void add_in_use(const Transfer::Piece& range, const char* what, std::uint32_t cid, std::uint32_t queue);
 
-  bool processes() const { return state == State::ready || state == State::stopping; }
+  /// A device that has left the bus does nothing more, whoever it was that had it fetch its last command.
+  bool processes() const {
+    return (state == State::ready || state == State::stopping) && !removed.load(std::memory_order_relaxed);
+  }
   bool is_durable() const { return (features[6] & 1) == 0 || !subsystem->has_write_cache(); }
   std::uint32_t stride() const { return 4u << options.stride; }
 
@@ -187,6 +190,8 @@ struct Controller::Impl {
   Reservation doorbells;
   std::uint32_t admin_doorbells[2] = {0, 0};
   std::uint32_t* admin_words[2] = {&admin_doorbells[0], &admin_doorbells[1]};  ///< those, or shared memory's
+  /// Its power was cut, and the host has not set CC.EN since: it may ring what it does not know to be off.
+  std::atomic<bool> lost_power{false};
   bool doorbells_were_lost = false;  ///< the host may have rung a device that was gone: no mistake of its own
   std::uint64_t shadow_iova = 0, event_iova = 0;
   std::byte* shadow = nullptr;  ///< a page of CC.MPS each

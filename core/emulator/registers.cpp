@@ -131,6 +131,7 @@ void Controller::Impl::write_configuration(std::uint32_t value) {
 }
 
 void Controller::Impl::start() {
+  lost_power.store(false, std::memory_order_release);
   if (state == State::stopping) {
     violations.add("register", "CC.EN was set before CSTS.RDY was clear");
     finish_stop();

@@ -133,7 +133,10 @@ void Subsystem::power_cut(double survive, std::uint64_t seed) {
   std::lock_guard guard(controllers_lock_);
   std::vector<std::unique_ptr<HostGuard>> held;
   for (Controller::Impl* controller : controllers_) held.push_back(std::make_unique<HostGuard>(*controller));
-  for (Controller::Impl* controller : controllers_) controller->return_to_initial_state(false);
+  for (Controller::Impl* controller : controllers_) {
+    controller->lost_power.store(true, std::memory_order_release);
+    controller->return_to_initial_state(false);
+  }
   cache_->power_cut(survive, seed);
 }
 

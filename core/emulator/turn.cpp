@@ -118,14 +118,14 @@ void Controller::Impl::execute(Command& command) {
     status = command.fault.status;
   } else if (status == 0 && command.has_fault && command.fault.kind == Fault::Kind::abort_lies) {
     result = 0;
-  } else if (status == 0) {
+  } else if (status == 0 && !(command.has_fault && command.fault.kind == Fault::Kind::ignored)) {
     status = command.admin() ? execute_admin(command, result, hangs) : execute_io(command);
     if (status == 0 && command.has_fault && command.fault.kind == Fault::Kind::corrupt) corrupt(command);
   }
   if (command.has_fault && command.fault.kind == Fault::Kind::result)
     result = static_cast<std::uint32_t>(command.fault.value);
   if (command.has_fault && command.fault.kind == Fault::Kind::abort_denies) result |= 1;
-  if (hangs) {
+  if (hangs || removed.load(std::memory_order_relaxed)) {
     command.stage = Command::Stage::held;
     return;
   }
@@ -156,6 +156,7 @@ void Controller::Impl::complete(Command& command, std::uint16_t status, std::uin
       Posting stray = posting;
       stray.extra = true;
       stray.frees_cid = false;
+      stray.cid ^= 0x8000;  // not its neighbour's: the host may have that one in its queue already
       while (queue.is_in_flight(stray.cid)) ++stray.cid;
       target.extras = true;
       post(target, stray);

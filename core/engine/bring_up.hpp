@@ -26,7 +26,6 @@ struct Identity {
   std::uint64_t max_transfer = 0;  ///< bytes of one command: MDTS, the library's own cap, 16 bits of blocks
   bool volatile_write_cache = false;
   bool dataset_management = false;
-  bool shadow_doorbells = false;
 
   std::uint64_t capacity() const { return blocks * block_size; }
 };

@@ -184,7 +184,7 @@ void Handle::set_geometry() {
   geometry_.lists = nvme::list_pages_needed(geometry_.chunk / controller_->page_size() + 2, controller_->page_size());
   scheduler_->begin(device_->virtual_clock(), geometry_.chunk, [this](Observed& observed) {
     observed.commands_in_flight = in_flight();
-    observed.interrupts = interrupts_;
+    observed.interrupts = interrupts();
   });
   geometry_.fast[0] = static_cast<std::uint32_t>(std::min<std::uint64_t>(geometry_.chunk, kSmall));
   geometry_.fast[1] = scheduler_->background_writes() ? 0 : geometry_.fast[0];
@@ -226,7 +226,7 @@ void Handle::make_batch_queue(std::uint16_t id, std::uint32_t depth) {
 
 void Handle::make_queues() {
   const std::uint32_t count = plan_queues();
-  identity_.shadow_doorbells = controller_->configure_shadow_doorbells(count);
+  shadow_doorbells_ = controller_->configure_shadow_doorbells(count);
   const std::uint32_t most = controller_->capabilities().max_queue_entries();
   const std::uint32_t depth = std::min(policy_.depth != 0 ? policy_.depth : kDefaultDepth, most);
   // A device may state an MQES of 0; no queue of one entry can carry a command.
@@ -290,7 +290,10 @@ void Handle::end_interrupts() noexcept {
 }
 
 void Handle::poll_instead(queue::QueuePair& pair, const std::string& why) {
-  polled_because_ = why;
+  {
+    const std::lock_guard guard(why_lock_);
+    polled_because_ = why;
+  }
   pair.wakeup()->disarm();
 }
 
@@ -309,7 +312,11 @@ void Handle::create_queue(queue::QueuePair& pair) {
 
 std::string Handle::completion() const {
   std::size_t armed = 0;
-  std::string why = polled_because_;
+  std::string why;
+  {
+    const std::lock_guard guard(why_lock_);
+    why = polled_because_;
+  }
   for (const auto& pair : queues_) {
     const queue::Wakeup* wakeup = pair->wakeup();
     if (wakeup == nullptr) continue;

@@ -126,7 +126,9 @@ class Handle {
   /// Whether a doorbell may wait for another process to answer.
   bool rings_may_block() const { return rings_may_block_; }
   /// Whether waiters sleep on some queue until the controller interrupts.
-  bool interrupts() const { return interrupts_; }
+  bool interrupts() const { return interrupts_.load(std::memory_order_relaxed); }
+  /// Whether the controller looks at doorbells in memory, so that most rings need no register write.
+  bool shadow_doorbells() const { return shadow_doorbells_.load(std::memory_order_relaxed); }
   /// How completions are noticed: "interrupt", "polling", or either with why it is not what was asked for.
   std::string completion() const;
 
@@ -198,6 +200,7 @@ class Handle {
   bool stop(const char** how = nullptr);
   bool reset_function();
   bool reset_and_restart(const char* why);
+  void check_orphans(queue::QueuePair& pair);
   void set_state(State state, const char* why);
   void submit_again();
   void tell(const char* event, Level level, const char* action, const char* detail, const char* remedy = "");
@@ -217,10 +220,10 @@ class Handle {
   std::atomic<std::uint64_t> staged_bytes_{0};
   Geometry geometry_;
   Turn turn_;
-  bool interrupts_ = false;
+  std::atomic<bool> interrupts_{false}, shadow_doorbells_{false};  ///< a recovery may end them
   bool rings_may_block_ = false;
   std::string batch_memory_;
-  std::string polled_because_;  ///< why a queue is polled although interrupts were asked for; from set-up
+  std::string polled_because_;  ///< why a queue is polled although interrupts were asked for; under why_lock_
   std::vector<std::unique_ptr<queue::QueuePair>> queues_;
   std::unique_ptr<Bounce> bounce_;
   std::mutex streams_lock_;

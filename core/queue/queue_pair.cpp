@@ -360,6 +360,7 @@ void QueuePair::orphan(Request& request) {
     if (command.in_flight() && command.request == &request) command.request = &nobody_;
   }
   nobody_.in_flight += std::exchange(request.in_flight, 0);
+  has_orphans_.store(true, std::memory_order_relaxed);
 }
 
 bool QueuePair::is_of(const Command& command, const Finished& list) const {
@@ -374,6 +375,7 @@ void QueuePair::orphan(const Finished& list) {
     ++nobody_.in_flight;
     command.request = &nobody_;
   }
+  has_orphans_.store(true, std::memory_order_relaxed);
 }
 
 template <class Chosen>
@@ -394,6 +396,13 @@ std::uint64_t QueuePair::oldest(const Request& request, std::uint16_t& cid) cons
 
 std::uint64_t QueuePair::oldest(const Finished& list, std::uint16_t& cid) const {
   return oldest_of([&](const Command& command) { return is_of(command, list); }, cid);
+}
+
+std::uint64_t QueuePair::oldest_orphan(std::uint16_t& cid) {
+  if (nobody_.in_flight != 0)
+    return oldest_of([&](const Command& command) { return command.request == &nobody_; }, cid);
+  has_orphans_.store(false, std::memory_order_relaxed);
+  return 0;
 }
 
 void QueuePair::expire(std::uint16_t cid, std::uint64_t staged) {

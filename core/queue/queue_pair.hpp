@@ -184,6 +184,10 @@ class QueuePair {
   std::uint64_t oldest(const Request& request, std::uint16_t& cid) const;
   /// The same over the requests of a batch.
   std::uint64_t oldest(const Finished& list, std::uint16_t& cid) const;
+  /// The same over commands whose callers have gone.
+  std::uint64_t oldest_orphan(std::uint16_t& cid);
+  /// Whether there may be such commands. May be asked by anybody.
+  bool has_orphans() const { return has_orphans_.load(std::memory_order_relaxed); }
   /// Says of the request of a command in flight that it was overdue.
   void expire(std::uint16_t cid, std::uint64_t staged);
   /// Counts a request that is submitted again.
@@ -258,6 +262,7 @@ class QueuePair {
   Doorbell submission_doorbell_;
   Doorbell completion_doorbell_;
   std::atomic<bool> distrusted_{false};
+  std::atomic<bool> has_orphans_{false};
 
   Line line_;
   Request nobody_;  ///< whose commands orphans are

@@ -288,7 +288,7 @@ nb::dict info(const PyDevice& device) {
   fields["batch_memory"] = handle->batch_memory();
   fields["mode"] = handle->scheduler().mode();
   fields["volatile_write_cache"] = identity.volatile_write_cache;
-  fields["shadow_doorbells"] = identity.shadow_doorbells;
+  fields["shadow_doorbells"] = handle->shadow_doorbells();
   fields["completion"] = handle->completion();
   fields["retry"] = handle->retries();
   fields["state"] = engine::state_name(handle->state());

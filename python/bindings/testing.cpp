@@ -56,6 +56,7 @@ constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
     {"duplicate", Fault::Kind::duplicate},
     {"unknown_id", Fault::Kind::unknown_id},
     {"corrupt", Fault::Kind::corrupt},
+    {"ignored", Fault::Kind::ignored},
     {"wrong_sq_head", Fault::Kind::wrong_sq_head},
     {"never_ready", Fault::Kind::never_ready},
     {"never_stopped", Fault::Kind::never_stopped},

@@ -59,6 +59,7 @@ FAULTS: dict[str, str] = {
     "duplicate": "its completion is posted twice",
     "unknown_id": "a completion with an identifier that is not in flight is posted before its own",
     "corrupt": "completes with success, and the data differs in one bit",
+    "ignored": "completes with success, and nothing was done",
     "wrong_sq_head": "its completion carries an impossible submission queue head",
     "never_ready": "at register level: CSTS.RDY does not follow CC.EN",
     "never_stopped": "at register level: CSTS.RDY stays 1 after CC.EN is cleared",

@@ -158,6 +158,31 @@ TEST_CASE("fault corrupt: success, and one bit is different, of a read and of a 
   CHECK(differing_bits(f.buffer.data()) == 1);
 }
 
+TEST_CASE("fault ignored: success, and nothing was done, of a read, of a write and of a Flush") {
+  Fixture f;
+  pattern(f.buffer.data(), kPage, 1);
+  const std::vector<std::byte> first(f.buffer.data(), f.buffer.data() + kPage);
+  REQUIRE(f.h.run(1, f.write()).status == 0);
+  REQUIRE(f.h.run(1, nvme::flush(1)).status == 0);
+  pattern(f.buffer.data(), kPage, 2);
+  f.h.c.inject({.kind = Fault::Kind::ignored, .opcode = static_cast<int>(Opcode::write)});
+  CHECK(f.h.run(1, f.write()).status == 0);
+  f.h.c.inject({.kind = Fault::Kind::ignored, .opcode = static_cast<int>(Opcode::read)});
+  CHECK(f.h.run(1, f.read()).status == 0);
+  CHECK(std::memcmp(f.buffer.data(), first.data(), kPage) != 0);
+  CHECK(f.h.run(1, f.read()).status == 0);
+  CHECK(std::memcmp(f.buffer.data(), first.data(), kPage) == 0);
+  pattern(f.buffer.data(), kPage, 2);
+  REQUIRE(f.h.run(1, f.write()).status == 0);
+  f.h.c.inject({.kind = Fault::Kind::ignored, .opcode = static_cast<int>(Opcode::flush)});
+  CHECK(f.h.run(1, nvme::flush(1)).status == 0);
+  f.h.c.power_cut(0.0, 1);
+  f.h.bring_up();
+  REQUIRE(f.h.create_queue(1, 8) == 0);
+  CHECK(f.h.run(1, f.read()).status == 0);
+  CHECK(std::memcmp(f.buffer.data(), first.data(), kPage) == 0);
+}
+
 TEST_CASE("fault wrong_sq_head: a head that the queue does not have") {
   Fixture f;
   f.h.c.inject({.kind = Fault::Kind::wrong_sq_head});
@@ -216,6 +241,22 @@ TEST_CASE("fault remove, and removal: registers read as all ones until it is plu
     CHECK(f.h.run(1, f.read()).status == 0);
     CHECK(f.h.violation_count() == 0);
   }
+}
+
+TEST_CASE("fault remove: what left the bus while memory was unmapped reads and writes nothing any more") {
+  Fixture f;
+  f.h.c.inject({.kind = Fault::Kind::remove});
+  for (std::uint16_t i = 0; i < 4; ++i) f.h.place(1, f.read(), i);
+  f.h.ring(1);
+  { const Dma other(f.h.c, 4096); }  // looks at what is queued, and so at the first of them
+  CHECK(f.h.csts().gone());
+  f.buffer.pages.fill(0x33);
+  const auto before = f.h.c.counters();
+  f.h.turns(10);
+  CHECK(f.h.c.counters().commands == before.commands);
+  CHECK(f.buffer.data()[0] == std::byte{0x33});
+  f.h.queues.clear();
+  CHECK(f.h.violation_count() == 0);
 }
 
 TEST_CASE("timing: a virtual clock shows the model exactly") {

@@ -40,6 +40,19 @@ struct Fixture {
 
 }  // namespace
 
+TEST_CASE("power cut: whoever rings before it can know has made no mistake, and whoever does later has") {
+  Fixture f("1MiB?pump=caller&doorbells=trapped");
+  const std::uint32_t doorbell = nvme::kDoorbellBase + 8;
+  f.h.c.power_cut(0.0, 1);
+  f.h.c.write(doorbell, 1, 4);
+  CHECK(f.h.violation_count() == 0);
+  f.restart();
+  f.write(0, 1);
+  f.h.set32(Register::cc, 0);
+  f.h.c.write(doorbell, 1, 4);
+  CHECK(f.h.violated("queue-while-disabled"));
+}
+
 TEST_CASE("power cut: a flush, a forced write and a shutdown make data durable; nothing else does") {
   Fixture f("1MiB?pump=caller");
   f.write(0, 1);

@@ -65,6 +65,8 @@ class Buffer {
     all->push_back(std::move(bytes_));
     return std::exchange(reference_, {});
   }
+  /// Registers the same memory anew; its registration was closed.
+  void register_again() { reference_ = memory::Registry::instance().add(begin_, size_, memory::Kind::host, false); }
   std::byte* data() { return begin_; }
   std::size_t size() const { return size_; }
   const memory::Reference& reference() const { return reference_; }

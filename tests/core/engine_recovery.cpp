@@ -2,6 +2,7 @@
 //
 // When a command does not come back: nothing is released before the controller is known to have stopped with it, every
 // waiter is told once, and the handle works again where the hardware allows.
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -205,6 +206,85 @@ TEST_CASE("an interrupted wait leaves its command to run on, and its memory held
   CHECK(open.handle.in_flight() == 1);
   CHECK(open.handle.drain(2'000'000'000));
   CHECK(registry.in_flight(buffer.reference()) == 0);
+}
+
+TEST_CASE("a command whose caller has gone has its deadline all the same, and its memory is held no longer") {
+  for (const bool abortable : {true, false}) {
+    CAPTURE(abortable);
+    Open open("emulated:16MiB?queues=2", short_deadline(50));
+    auto& registry = memory::Registry::instance();
+    Buffer buffer(4096), other(4096);
+    for (const bool drains : {true, false}) {
+      open.controller().inject(fault(Fault::Kind::hang, abortable));
+      const engine::Interrupt at_once{[](void*) { return true; }, nullptr};
+      const auto start = monotonic_ns();
+      CHECK(engine::run(open.handle, {Opcode::read, buffer.reference(), 0, 4096, 0}, at_once) == -EINTR);
+      CHECK(registry.in_flight(buffer.reference()) == 1);
+      if (drains) {
+        CHECK(open.handle.drain(5'000'000'000));
+      } else {
+        // Whoever waits for something else looks after it.
+        Fault slow = fault(Fault::Kind::late);
+        slow.delay_ns = 10'000'000;
+        slow.count = 1000;
+        open.controller().inject(slow);
+        while (registry.in_flight(buffer.reference()) != 0 && seconds(start) < 5) {
+          static_cast<void>(read(open.handle, other, 4096, 4096));
+        }
+        open.controller().clear_faults();
+      }
+      CHECK(registry.in_flight(buffer.reference()) == 0);
+      CHECK(seconds(start) < 2);
+      CHECK(open.handle.state() == State::ready);
+      CHECK(read(open.handle, other, 0, 4096) == 4096);
+    }
+    CHECK((open.controller().counters().resets == 0) == abortable);
+  }
+}
+
+TEST_CASE("from a deadline's passing to the next success: at most 100 ms with a device that takes 50 ms to reset") {
+  // A command hangs. Its Abort says that it did not end it, or says that it did, which is not true, or does not come.
+  for (const auto abort : {Fault::Kind::hang, Fault::Kind::status, Fault::Kind::late}) {
+    CAPTURE(static_cast<int>(abort));
+    constexpr std::uint64_t kDeadline = 100;
+    std::vector<std::uint64_t> took;
+    for (int round = 0; round < 5; ++round) {
+      Open open("emulated:16MiB?queues=3&ready=25ms", short_deadline(kDeadline));
+      Buffer buffer(4096);
+      open.controller().inject(fault(Fault::Kind::hang, false));
+      if (abort != Fault::Kind::hang) {
+        Fault lie = fault(abort);
+        lie.admin = true;
+        lie.opcode = static_cast<int>(nvme::AdminOpcode::abort);
+        lie.delay_ns = 60'000'000'000;
+        open.controller().inject(lie);
+      }
+      const std::uint64_t start = monotonic_ns();
+      std::thread victim([&] { CHECK(read(open.handle, buffer, 0, 4096) == -ETIMEDOUT); });
+      while (open.handle.in_flight() == 0) std::this_thread::yield();
+      // Requests that come while it is being recovered wait, and succeed.
+      while (open.handle.state() == State::ready) std::this_thread::yield();
+      std::vector<std::thread> waiting;
+      for (int t = 0; t < 3; ++t) {
+        waiting.emplace_back([&] {
+          Buffer mine(64 << 10);
+          CHECK(read(open.handle, mine, 0, 64 << 10) == 64 << 10);
+        });
+      }
+      waiting.front().join();
+      took.push_back((monotonic_ns() - start) / 1'000'000 - kDeadline);
+      for (std::size_t t = 1; t < waiting.size(); ++t) waiting[t].join();
+      victim.join();
+      CHECK(open.controller().counters().resets == 1);
+      CHECK(open.handle.state() == State::ready);
+    }
+    std::sort(took.begin(), took.end());
+    MESSAGE("recovered after " << took[2] << " ms");
+    CHECK(took[2] >= 50);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    CHECK(took[2] <= 100);
+#endif
+  }
 }
 
 TEST_CASE("closing waits for users, refuses while they stay, and a stale identifier reaches nothing") {

@@ -123,6 +123,14 @@ def give_module(chosen: Kernel, share: Path) -> None:
         (share / "no-module").write_text(str(error))
 
 
+def give_client(share: Path) -> None:
+    """Puts the program that is killed into the shared folder."""
+    sys.path.append(str(ROOT / "tests" / "python"))
+    import journal_client  # of another suite, and with the package that it is linked with
+
+    journal_client.compile_client(share)
+
+
 def run(boot: Boot, chosen: Kernel, logs: Path, names: list[str], guest_tests: Path) -> Outcome:
     """Boots, runs those tests, and gives what became of each; whatever it was not told of counts as failed."""
     outcome = Outcome(boot.name)
@@ -130,6 +138,8 @@ def run(boot: Boot, chosen: Kernel, logs: Path, names: list[str], guest_tests: P
         command = tests_command(guest_tests, names, share)
         if any("_drv" in name for name in names):
             give_module(chosen, share)
+        if any("test_killed" in name for name in names):
+            give_client(share)
         _boot(boot, chosen, command, share, private, outcome)
         for name in names:
             if name not in outcome.results:
