@@ -40,9 +40,10 @@ missing_packages() {
     # Valgrind needs the symbols of the C library's loader.
     echo libc6-dbg
   fi
-  # Makers of file systems and partition tables, which `ugds bind` has to recognise, and fio, which measures baselines;
-  # without them their tests are skipped, so nobody is asked for them.
+  # Makers of file systems and partition tables, which `ugds bind` has to recognise, fio, which measures baselines, and
+  # clang with libFuzzer; without them their tests are skipped, so nobody is asked for them.
   [ "$(id -u)" = 0 ] || return 0
+  command -v clang++ >/dev/null || printf '%s\n' clang libclang-rt-14-dev
   local tool package
   while read -r tool package; do
     PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null || echo "$package"
