@@ -102,6 +102,7 @@ std::uint64_t Controller::read(std::uint32_t offset, std::uint32_t width) {
     if (one.kind != Deviation::registers || one.which % 8u != offset / 4) continue;
     if (!one.meets()) continue;
     account.deviated = true;
+    lied_ = lied_ || static_cast<Register>(offset) == Register::cc;
     value = one.action % 3 == 1 ? nvme::kAllOnes64 : one.action % 3 == 2 ? value ^ one.value : one.value;
   }
   if (static_cast<Register>(offset) == Register::cap) capabilities_ = value;  // it goes by what it has said
@@ -126,6 +127,7 @@ void Controller::write(std::uint32_t offset, std::uint64_t value) {
   cc_ = static_cast<std::uint32_t>(value);
   const nvme::Configuration now{cc_};
   if (now.enabled() && !was) {
+    demand(lied_ || now.page_size() <= device::DmaMemory::kAlignment, "pages are ones that rings are aligned to");
     const nvme::AdminQueueAttributes attributes{aqa_};
     submission_[0] = {.ring = asq_, .entries = attributes.submission_entries()};
     completion_[0] = {.ring = acq_, .entries = attributes.completion_entries()};

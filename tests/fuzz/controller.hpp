@@ -112,6 +112,7 @@ class Controller final : public device::Device {
   std::uint64_t capabilities_, asq_ = 0, acq_ = 0;
   std::uint32_t cc_ = 0, csts_ = 0, aqa_ = 0;
   bool gone_ = false;
+  bool lied_ = false;  ///< of CC, which its reader writes back
 };
 
 }  // namespace ugds::fuzz
