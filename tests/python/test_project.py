@@ -69,6 +69,13 @@ def test_the_environment_is_read_where_a_set_user_id_program_is_thought_of() -> 
     assert not found
 
 
+def test_what_security_names_as_shown_is_there() -> None:
+    named = re.findall(r"`((?:tests/)?[\w/]+(?:\.\w+)?)`", (ROOT / "SECURITY.md").read_text())
+    tests = [name for name in named if name.startswith("tests/") or name.endswith((".cpp", ".c", ".py"))]
+    assert len(tests) > 15
+    assert not [name for name in tests if not (ROOT / name).exists() and not (ROOT / "tests" / "fuzz" / name).exists()]
+
+
 def test_each_target_of_the_fuzzer_has_a_small_corpus() -> None:
     folder = ROOT / "tests" / "fuzz"
     code = "".join(path.read_text() for path in folder.glob("*.cpp"))
