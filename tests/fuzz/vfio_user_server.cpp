@@ -109,7 +109,7 @@ class Run {
     static constexpr std::uint32_t kPlaces[] = {0x14, 0x24, 0x28, 0x30, 0x1000, 0x1004, 0x1008, 0x100c, 0x0c, 0x20};
     const std::uint8_t which = input_.byte();
     const std::uint64_t offset = which < 10 ? kPlaces[which] : input_.value<std::uint16_t>();
-    const std::uint8_t region = which < 10 ? 0 : input_.byte() % 10;
+    const std::uint32_t region = which < 10 ? 0u : input_.byte() % 10u;
     const auto value = input_.value<std::array<std::uint8_t, 8>>();
     const std::uint32_t count = which < 10 ? (which == 2 || which == 3 ? 8 : 4) : input_.byte() % 9u;
     say(Message::region_write, vfio_user::RegionAccess{offset, region, count}, std::span(value).first(count), 0);
@@ -156,7 +156,7 @@ class Run {
   /// Entries into what was mapped: of queues, and lists.
   void write_memory() {
     if (memory_ == nullptr) return;
-    const std::uint32_t at = input_.value<std::uint16_t>() % (kMemory - 64);
+    const std::size_t at = input_.value<std::uint16_t>() % (kMemory - 64);
     const auto some = input_.bytes(1 + input_.byte() % 64u);
     if (!some.empty()) std::memcpy(memory_ + at, some.data(), some.size());
   }
