@@ -14,6 +14,9 @@ constexpr std::uint64_t kSecond = 1'000'000'000, kStep = 1'000'000;
 std::atomic<bool> quick{false};
 std::atomic<std::uint64_t> ahead{0};
 
+/// Controllers that are made to wedge are no news to whoever runs this: the library is to write nothing of them.
+const int quiet = setenv("UGDS_STATE_DIR", "", 1);
+
 }  // namespace
 
 void broken(const char* what) {
@@ -21,7 +24,10 @@ void broken(const char* what) {
   std::abort();
 }
 
-QuickTime::QuickTime() { quick = true; }
+QuickTime::QuickTime() {
+  static_cast<void>(quiet);
+  quick = true;
+}
 QuickTime::~QuickTime() { quick = false; }
 
 }  // namespace ugds::fuzz
