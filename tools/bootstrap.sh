@@ -75,6 +75,17 @@ install_packages() {
   [ "${#packages[@]}" -eq 0 ] || stop "Still missing after the installation: ${packages[*]}"
 }
 
+# clang with libFuzzer, whose package not every distribution has by one name. Nobody needs it: without it nothing is
+# fuzzed, and what is kept of earlier runs is replayed all the same.
+install_fuzzer() {
+  [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null && ! command -v clang++ >/dev/null || return 0
+  echo "Installing clang, for the fuzzer"
+  export DEBIAN_FRONTEND=noninteractive
+  { apt-get update -qq
+    apt-get install -y -qq --no-install-recommends clang libclang-rt-dev || apt-get install -y -qq clang
+  } >build/apt-clang.log 2>&1 </dev/null || echo "apt-get failed (build/apt-clang.log): nothing will be fuzzed"
+}
+
 # A .venv of another interpreter, or of one that has gone, is made anew.
 make_venv() {
   local ours theirs
@@ -93,6 +104,7 @@ bootstrap() {
   ! command -v flock >/dev/null || flock 9
   find_python
   install_packages "$1"
+  [ "$1" != test ] || install_fuzzer
   make_venv
   exec 9>&-
 }

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import fuzz
 import gpu_tests
 import workspace
 from workspace import ROOT, SetupError
@@ -28,6 +29,8 @@ CXX_FOLDERS = ["core", "include", "python/bindings", "tests"]
 # For the programs of one build together; building is not counted, since it depends on what else the machine does.
 MINUTES = 10
 ENDURANCE_MINUTES = 30
+# For each of the fuzzer's targets, where fuzzing is one stage of all.
+SHORT_FUZZ_S = 5
 # What the thread sanitizer's own runtime makes meaningless. These run in every other build.
 NOT_UNDER_THREAD = {"c_no_system_calls": "the sanitizer's runtime makes system calls of its own"}
 
@@ -300,6 +303,25 @@ def faults() -> Counts:
     return counts + FAILED if done.wait() != 0 and counts.failed == 0 else counts
 
 
+def fuzzing(seconds: int, sanitizers: str, *more: str) -> Counts:
+    """Each target of tests/fuzz for so long. What is kept of earlier runs is among the C++ tests (fuzz_replay)."""
+    if lacking := fuzz.missing():
+        show(f"  skip  nothing was fuzzed: {lacking}")
+        return Counts(skipped=len(fuzz.targets()))
+    try:
+        fuzz.build(sanitizers)
+    except SetupError as error:
+        show(str(error))
+        return FAILED
+    counts = Counts()
+    for outcome in fuzz.run_all(seconds, *more):
+        show(f"  {'FAIL' if outcome.output else 'ok  '}  {outcome.target}: {outcome.words}")
+        if outcome.output:
+            show(f"{outcome.output}\n  the input is in {fuzz.BROKEN.relative_to(ROOT)}")
+        counts += FAILED if outcome.output else PASSED
+    return counts
+
+
 def virtual_machines(options: list[str]) -> Counts:
     try:
         with workspace.alone():
@@ -329,7 +351,7 @@ def absent(name: str) -> Counts:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./test",
-        description="Builds uGDS and tests it. Without an option: all but --soak, --endurance, --gpu.",
+        description="Builds uGDS and tests it. Without an option: all but --soak, --endurance, --gpu; --fuzz for seconds.",
         epilog='Every form ends with the line "N passed, N failed, N skipped"; the exit status is 0 if none failed.',
     )
     form = parser.add_mutually_exclusive_group()
@@ -340,6 +362,7 @@ def parse() -> argparse.Namespace:
         "--endurance", action="store_true", help="a million random requests by each sanitizer, and 500 killed clients"
     )
     form.add_argument("--faults", action="store_true", help="every fault by every way in, and a broken engine")
+    form.add_argument("--fuzz", type=int, metavar="SECONDS", help="each of the fuzzer's targets, for that long")
     form.add_argument("--vm", action="store_true", help="in a virtual machine, with the kernel's own drivers")
     form.add_argument("--gpu", action="store_true", help="what needs a GPU, with the Python that there is")
     parser.add_argument("-k", metavar="EXPRESSION", help="with --vm or --gpu: only the tests of that name")
@@ -362,6 +385,8 @@ def main() -> int:
         stages = [("soak", lambda: soak(arguments.soak))]
     elif arguments.endurance:
         stages = [("endurance", endurance)]
+    elif arguments.fuzz is not None:
+        stages = [("fuzzing", lambda: fuzzing(arguments.fuzz, fuzz.THOROUGH))]
     elif arguments.vm:
         options = [f"{name}{value}" for name, value in (("-k=", arguments.k), ("--boot=", arguments.boot)) if value]
         stages = [("virtual machines", lambda: virtual_machines(options))]
@@ -374,6 +399,7 @@ def main() -> int:
         if not arguments.quick:
             stages.append(("faults", faults))
             stages.append(("sanitizers", sanitizers))
+            stages.append(("fuzzing", lambda: fuzzing(SHORT_FUZZ_S, fuzz.QUICK, "-seed=1")))
             stages.append(("virtual machines", lambda: virtual_machines([])))
 
     total = Counts()

@@ -3,7 +3,7 @@
 
 #include <dlfcn.h>
 
-#include <cstdlib>
+#include "base/environment.hpp"
 
 namespace ugds {
 
@@ -13,14 +13,14 @@ SharedLibrary::SharedLibrary(const char* override, std::initializer_list<const c
 
 SharedLibrary SharedLibrary::loaded(const char* override, std::initializer_list<const char*> names) {
   SharedLibrary library;
-  const char* named = std::getenv(override);
+  const char* named = environment(override);
   const bool is_named = named != nullptr && *named != '\0';
   library.open(override, names, RTLD_NOW | RTLD_LOCAL | (is_named ? 0 : RTLD_NOLOAD));
   return library;
 }
 
 void SharedLibrary::open(const char* override, std::initializer_list<const char*> names, int flags) {
-  const char* named = std::getenv(override);
+  const char* named = environment(override);
   if (named != nullptr && *named != '\0') {
     handle_ = dlopen(named, flags);
     if (handle_ == nullptr) why_ = dlerror();

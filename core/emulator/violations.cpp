@@ -3,7 +3,8 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <cstdlib>
+
+#include "base/environment.hpp"
 
 namespace ugds::emulator {
 
@@ -15,7 +16,7 @@ void Violations::add(const char* rule, const char* format, ...) {
   va_end(arguments);
   std::lock_guard guard(lock_);
   const bool first = seen_.insert(rule).second;
-  if (first && std::getenv("UGDS_EMULATOR_LOG") != nullptr)
+  if (first && environment("UGDS_EMULATOR_LOG") != nullptr)
     std::fprintf(stderr, "ugds emulator: violation %s: %s\n", rule, text);
   if (first || list_.size() < kMost) list_.push_back({rule, text});
 }

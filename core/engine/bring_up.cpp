@@ -84,6 +84,11 @@ void Bringup::enable() {
   if (!capabilities_.nvm_command_set()) {
     fail(EOPNOTSUPP, "open", "the controller does not offer the NVM command set", "use an NVMe block device");
   }
+  // Rings and lists begin at multiples of this, and no controller is known that asks for more.
+  if (page_size_ > device::DmaMemory::kAlignment) {
+    fail(EOPNOTSUPP, "open", "the controller's smallest page has " + std::to_string(page_size_) + " bytes (CAP.MPSMIN)",
+         "no page above 64 KiB is supported");
+  }
   const std::uint64_t limit =
       std::max<std::uint64_t>(kLeastReadyLimit, std::uint64_t{capabilities_.ready_timeout_ms()} * 1'000'000);
   const nvme::Configuration found{device_.read32(static_cast<std::uint32_t>(Register::cc))};
@@ -210,16 +215,16 @@ std::uint64_t max_transfer(const nvme::IdentifyController& controller, std::uint
 void check_format(const nvme::IdentifyNamespace& ns, std::uint32_t id) {
   const nvme::LbaFormat& format = ns.formats[nvme::format_index(ns.flbas, ns.nlbaf)];
   const std::string name = "namespace " + std::to_string(id);
+  if (format.data_power < 9 || format.data_power > 16) {
+    fail(EOPNOTSUPP, "open", name + " states a block size of 2^" + std::to_string(format.data_power) + " bytes",
+         "format it with blocks of 512 to 65536 bytes");
+  }
   if (format.metadata != 0) {
     fail(EOPNOTSUPP, "open",
          name + " is formatted with " + std::to_string(1u << format.data_power) + "+" +
              std::to_string(format.metadata) + " byte blocks (" +
              (nvme::metadata_interleaved(ns.flbas) ? "extended LBA" : "separate metadata") + ")",
          "format it without metadata (nvme format --lbaf=…), after saving what is on it");
-  }
-  if (format.data_power < 9 || format.data_power > 16) {
-    fail(EOPNOTSUPP, "open", name + " states a block size of 2^" + std::to_string(format.data_power) + " bytes",
-         "format it with blocks of 512 to 65536 bytes");
   }
 }
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstdlib>
 
+#include "base/environment.hpp"
 #include "base/steps.hpp"
 #include "base/text.hpp"
 #include "engine/batch.hpp"
@@ -75,7 +75,7 @@ void take_common(Uri& uri, Policy& policy) {
     return false;
   });
   if (policy.interrupts != Interrupts::unsaid) return;
-  const char* mode = std::getenv("UGDS_INTERRUPT_MODE");
+  const char* mode = environment("UGDS_INTERRUPT_MODE");
   if (mode == nullptr || *mode == '\0') return;
   policy.interrupts = parse_switch(mode, "UGDS_INTERRUPT_MODE") ? Interrupts::yes : Interrupts::no;
 }

@@ -122,7 +122,8 @@ gpu::StreamHandle Poison::stream_at(const gpu::Place& place) {
     if (at.place == place) return at.stream;
   }
   streams_.reserve(streams_.size() + 1);
-  return streams_.emplace_back(place, runtime_.make_stream(place)).stream;
+  streams_.push_back({place, runtime_.make_stream(place)});
+  return streams_.back().stream;
 }
 
 /// 0; any other number says that not all of it was enqueued.

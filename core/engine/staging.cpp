@@ -2,9 +2,9 @@
 #include "engine/staging.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string_view>
 
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "base/units.hpp"
@@ -15,7 +15,7 @@ namespace ugds::engine {
 namespace {
 
 std::uint64_t limit_of_environment() {
-  const char* text = std::getenv("UGDS_STAGING");
+  const char* text = environment("UGDS_STAGING");
   if (text == nullptr || *text == '\0') return Staging::kDefaultLimit;
   return std::max(parse_size(text, "UGDS_STAGING"), Staging::kSlab);
 }
@@ -128,7 +128,7 @@ std::uint64_t Staging::pinned() {
 
 bool Staging::may_use_kernels() {
   static const bool may = [] {
-    const char* text = std::getenv("UGDS_GPU_KERNELS");
+    const char* text = environment("UGDS_GPU_KERNELS");
     return text == nullptr || std::string_view(text) != "0";
   }();
   return may;

@@ -9,6 +9,7 @@
 #include <ctime>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "engine/stream.hpp"
 #include "engine/stream_worker.hpp"
 
@@ -28,7 +29,7 @@ constexpr std::uint64_t kMostStaged = std::uint64_t{1} << 31;
 /// the rest. UGDS_STREAM_WAITS sets it.
 std::uint32_t most_waiting(gpu::Runtime& runtime, int device) {
   static const long chosen = [] {
-    const char* text = std::getenv("UGDS_STREAM_WAITS");
+    const char* text = environment("UGDS_STREAM_WAITS");
     return text == nullptr || *text == '\0' ? -1 : std::strtol(text, nullptr, 10);
   }();
   if (chosen >= 0) return static_cast<std::uint32_t>(chosen);

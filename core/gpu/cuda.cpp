@@ -14,6 +14,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "gpu/cuda_driver.hpp"
@@ -119,7 +120,7 @@ class CudaRuntime final : public Runtime {
     return driver_.batch_words != nullptr && attribute(device, kCuCan64BitWords) != 0;
   }
   int connections(int) override {
-    const char* text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    const char* text = runtime_environment("CUDA_DEVICE_MAX_CONNECTIONS");
     const long number = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
     return number >= 1 && number <= 32 ? static_cast<int>(number) : 8;
   }
@@ -423,7 +424,8 @@ void CudaRuntime::load_kernels(const Place& place) {
     if (kernels_.contains(place.context)) return;
   }
   // A launch would wait for its kernel, and that for the device: each request would wait out the worker's patience.
-  if (const char* blocking = std::getenv("CUDA_LAUNCH_BLOCKING"); blocking != nullptr && std::atoi(blocking) != 0)
+  if (const char* blocking = runtime_environment("CUDA_LAUNCH_BLOCKING");
+      blocking != nullptr && std::atoi(blocking) != 0)
     fail(EOPNOTSUPP, "stream", "CUDA_LAUNCH_BLOCKING is set, with which no kernel can wait for a device",
          "run without it, or give offsets and sizes when the request is submitted");
   Kernels kernels;

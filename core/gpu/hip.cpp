@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/environment.hpp"
 #include "base/error.hpp"
 #include "gpu/hip_scope.hpp"
 
@@ -81,7 +82,7 @@ bool HipRuntime::choose_devices(std::string& why) {
     return false;
   }
   for (int i = 0; i < count; ++i) idle_.push_back(std::make_unique<IdleStreams>());
-  const char* named = std::getenv("UGDS_GPUS");
+  const char* named = environment("UGDS_GPUS");
   if (named == nullptr || *named == '\0') {
     for (int i = 0; i < count; ++i) devices_.push_back(i);
     return true;
@@ -270,7 +271,7 @@ bool HipRuntime::has_words(int device) {
 }
 
 int HipRuntime::connections(int) {
-  const char* named = std::getenv("GPU_MAX_HW_QUEUES");
+  const char* named = runtime_environment("GPU_MAX_HW_QUEUES");
   const int queues = named != nullptr ? std::atoi(named) : kDefaultQueues;
   return queues > 0 ? queues : kDefaultQueues;
 }

@@ -3,16 +3,16 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
+#include "base/environment.hpp"
 #include "base/error.hpp"
 
 namespace ugds::gpu {
 
 bool is_visible(int device) {
-  const char* text = std::getenv("UGDS_GPUS");
+  const char* text = environment("UGDS_GPUS");
   if (text == nullptr) return true;
   for (std::string_view left = text; !left.empty();) {
     const std::size_t comma = left.find(',');
@@ -27,7 +27,7 @@ bool is_visible(int device) {
 
 void require_visible(int device) {
   if (is_visible(device)) return;
-  fail(ENODEV, "gpu", "GPU " + std::to_string(device) + " is not among those of UGDS_GPUS=" + std::getenv("UGDS_GPUS"),
+  fail(ENODEV, "gpu", "GPU " + std::to_string(device) + " is not among those of UGDS_GPUS=" + environment("UGDS_GPUS"),
        "add it there, or leave UGDS_GPUS unset");
 }
 

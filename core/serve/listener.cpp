@@ -9,13 +9,18 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "base/error.hpp"
 
 namespace ugds::serve {
 
 namespace {
+
+constexpr std::chrono::milliseconds kLockPause{10};
+constexpr int kLockTries = 300;
 
 [[noreturn]] void refuse(int code, const std::string& path, const std::string& cause, const std::string& hint) {
   fail(code, "serve", "cannot listen at " + path + ": " + cause,
@@ -68,22 +73,48 @@ void clear_away(const std::string& path) {
   unlink(path.c_str());
 }
 
+/// Of two that start at once, neither may take the other's fresh socket for a dead one's. Whoever may read the folder
+/// can hold its lock, so nobody waits for long.
+Descriptor lock_folder(const std::string& folder, const std::string& path) {
+  Descriptor lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!lock) refuse(errno, path, "folder " + folder + ": " + std::strerror(errno), "make the folder first");
+  for (int tries = 0; flock(lock.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK && errno != EINTR)
+      refuse(errno, path, "folder " + folder + ": " + std::strerror(errno), "");
+    if (tries == kLockTries)
+      refuse(EBUSY, path, "somebody holds the lock of folder " + folder, "name a folder that only you may read");
+    std::this_thread::sleep_for(kLockPause);
+  }
+  return lock;
+}
+
+/// Gives the socket its mode, and says which file it is. By a descriptor: in a folder that others may change, its name
+/// can lead to another's file by now, whose mode is not to be touched.
+bool set_mode(const std::string& path, mode_t mode, struct stat& status) {
+  const Descriptor made(open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
+  if (!made || fstat(made.get(), &status) != 0) return false;
+  if (!S_ISSOCK(status.st_mode) || status.st_uid != geteuid() || status.st_nlink != 1) {
+    errno = EEXIST;
+    return false;
+  }
+  return chmod(("/proc/self/fd/" + std::to_string(made.get())).c_str(), mode) == 0;
+}
+
 }  // namespace
 
 Listener::Listener(const std::string& path, mode_t mode) : path_(place(path)) {
   const std::string folder = folder_of(path_);
-  const Descriptor lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!lock) refuse(errno, path_, "folder " + folder + ": " + std::strerror(errno), "make the folder first");
-  // Of two that start at once, neither may take the other's fresh socket for a dead one's.
-  flock(lock.get(), LOCK_EX);
+  const Descriptor lock = lock_folder(folder, path_);
   clear_away(path_);
   socket_ = make_socket(path_);
   const sockaddr_un address = address_of(path_);
+  // It is made with this mode, as far as the umask goes: at no moment may more connect than are asked for.
+  fchmod(socket_.get(), mode);
   if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
     refuse(errno, path_, std::strerror(errno), "");
   struct stat status;
   // Nobody can connect before `listen`.
-  if (chmod(path_.c_str(), mode) != 0 || stat(path_.c_str(), &status) != 0 || listen(socket_.get(), 16) != 0) {
+  if (!set_mode(path_, mode, status) || listen(socket_.get(), 16) != 0) {
     const int code = errno;
     unlink(path_.c_str());
     refuse(code, path_, std::strerror(code), "");
@@ -94,7 +125,7 @@ Listener::Listener(const std::string& path, mode_t mode) : path_(place(path)) {
 
 Listener::~Listener() {
   struct stat status;
-  if (stat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_) unlink(path_.c_str());
+  if (lstat(path_.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_) unlink(path_.c_str());
 }
 
 }  // namespace ugds::serve

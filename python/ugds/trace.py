@@ -26,6 +26,7 @@ import gzip
 import itertools
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -196,8 +197,11 @@ def write_chrome(path: Path, *traces: Trace) -> None:
 def read_chrome(path: Path) -> list[Trace]:
     """The traces of a file that `write_chrome` wrote, with every record as it was. Raises OSError, and ValueError for
     what is no such file."""
-    with _open(path, "r") as file:
-        content = json.load(file)
+    try:
+        with _open(path, "r") as file:
+            content = json.load(file)
+    except (EOFError, zlib.error, RecursionError) as error:
+        raise ValueError(f"{os.fspath(path)} is damaged: {error}") from None
     try:
         other = content["otherData"]
         if other["format"] != _FORMAT:
@@ -210,7 +214,7 @@ def read_chrome(path: Path) -> list[Trace]:
             Trace(each["device"], each["transport"], np.array(rows[each["pid"]], RECORD), each["dropped"])
             for each in other["devices"]
         ]
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)} is not a trace that ugds wrote: {error!r}") from None
 
 

@@ -59,6 +59,31 @@ def test_how_a_device_is_reached_is_known_to_its_layer_alone() -> None:
     assert not found
 
 
+def test_the_environment_is_read_where_a_set_user_id_program_is_thought_of() -> None:
+    found = []
+    for path in sorted([*(ROOT / "core").rglob("*.?pp"), *(ROOT / "python" / "bindings").rglob("*.?pp")]):
+        code = path.read_text()
+        if path.name != "environment.hpp" and re.search(r"\bgetenv\b|\benviron\b", code):
+            found.append(path.name)
+        found += [f"{path.name}: {name}" for name in re.findall(r'runtime_environment\("(UGDS_\w+)', code)]
+    assert not found
+
+
+def test_what_security_names_as_shown_is_there() -> None:
+    named = re.findall(r"`((?:tests/)?[\w/]+(?:\.\w+)?)`", (ROOT / "SECURITY.md").read_text())
+    tests = [name for name in named if name.startswith("tests/") or name.endswith((".cpp", ".c", ".py"))]
+    assert len(tests) > 15
+    assert not [name for name in tests if not (ROOT / name).exists() and not (ROOT / "tests" / "fuzz" / name).exists()]
+
+
+def test_each_target_of_the_fuzzer_has_a_small_corpus() -> None:
+    folder = ROOT / "tests" / "fuzz"
+    code = "".join(path.read_text() for path in folder.glob("*.cpp"))
+    targets = set(re.findall(r'Target target\("(\w+)"', code))
+    assert targets == {path.name for path in (folder / "corpus").iterdir()}
+    assert sum(path.stat().st_size for path in (folder / "corpus").rglob("*") if path.is_file()) < 300 << 10
+
+
 def test_every_source_file_names_its_licence() -> None:
     without = {".md", ".png", ".svg"}
     names = {"LICENSE", ".gitignore", ".clang-format", "py.typed"}
@@ -67,6 +92,8 @@ def test_every_source_file_names_its_licence() -> None:
         if path.suffix in without or path.name in names:
             continue
         name = path.relative_to(ROOT)
+        if name.parts[:3] == ("tests", "fuzz", "corpus"):
+            continue
         licence = "GPL-2.0-only" if name.parts[0] == "drv" else "Apache-2.0"
         head = "\n".join((text_of(path) or "").splitlines()[:3])
         if f"SPDX-License-Identifier: {licence}" not in head:
