@@ -351,7 +351,8 @@ def absent(name: str) -> Counts:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="./test",
-        description="Builds uGDS and tests it. Without an option: all but --soak, --endurance, --gpu; --fuzz for seconds.",
+        description="Builds uGDS and tests it. Without an option: all but --soak, --endurance and --gpu; --fuzz for "
+        "seconds.",
         epilog='Every form ends with the line "N passed, N failed, N skipped"; the exit status is 0 if none failed.',
     )
     form = parser.add_mutually_exclusive_group()

@@ -37,8 +37,8 @@ def test_the_first_byte_is_there_within_five_milliseconds() -> None:
 
 
 def test_reads_of_an_emulated_device_are_as_fast_as_the_copy_that_it_makes() -> None:
-    # Run by the caller, so that the figure is not one of how threads are scheduled; the best of a few commands, since the
-    # machine may have other work.
+    # Run by the caller, so that the figure is not one of how threads are scheduled; the best of a few commands, since
+    # the machine may have other work.
     command = ("sync", "--sizes", "1MiB", "--threads", "1", "--device", "emulated:1GiB?pump=caller")
     name = "ratio_to_memcpy"
     assert BARS[name].holds(max(figures(*command)[name] for _ in range(3)))
