@@ -85,7 +85,7 @@ static void test_refusals(void) {
   uGDSHandle_t fh = open_device("emulated:1MiB");
   CHECK(uGDSBufRegister(in, sizeof in, 0).err == UGDS_SUCCESS);
   CHECK(uGDSBatchIOSetUp(NULL, fh, 4).err == UGDS_INVALID_VALUE);
-  CHECK(uGDSBatchIOSetUp(&batch, NULL, 4).err == UGDS_INVALID_VALUE);
+  CHECK(uGDSBatchIOSetUp(&batch, NULL, 4).err == UGDS_HANDLE_NOT_REGISTERED);
   CHECK(uGDSBatchIOSetUp(&batch, fh, 0).err == UGDS_INVALID_VALUE);
   CHECK(uGDSBatchIOSetUp(&batch, (uGDSHandle_t)12345, 4).err == UGDS_HANDLE_NOT_REGISTERED);
   CHECK(uGDSBatchIOSetUp(&batch, fh, 4).err == UGDS_SUCCESS);

@@ -42,7 +42,9 @@ struct reading {
 
 static void* read_once(void* argument) {
   struct reading* reading = argument;
-  reading->result = uGDSRead(reading->fh, buffer, 4096, 0, 0);
+  do { /* while start_reading() has the buffer deregistered, there is nothing to read into */
+    reading->result = uGDSRead(reading->fh, buffer, 4096, 0, 0);
+  } while (reading->result == -EINVAL || reading->result == -ESTALE);
   return NULL;
 }
 
@@ -52,7 +54,7 @@ static pthread_t start_reading(struct reading* reading) {
   CHECK(uGDSBufRegister(buffer, sizeof buffer, 0).err == UGDS_SUCCESS);
   REQUIRE(pthread_create(&thread, NULL, read_once, reading) == 0);
   while (uGDSBufDeregister(buffer).err != UGDS_BUSY) {
-    /* It was not there yet, and finds nothing registered when it comes. */
+    /* It was not there yet: it goes on when there is a buffer again. */
     uGDSBufRegister(buffer, sizeof buffer, 0);
     const struct timespec nap = {0, 1000000};
     nanosleep(&nap, NULL);
