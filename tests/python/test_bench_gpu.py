@@ -39,12 +39,13 @@ ROOT = Path(__file__).resolve().parents[2]
         ["sync", "--route", "staged"],
     ],
 )
-def test_without_a_gpu_a_benchmark_says_so_in_one_line(command: list[str]) -> None:
+def test_without_a_gpu_a_benchmark_says_so_and_what_to_do(command: list[str]) -> None:
     done = run("bench", *command, status=1, UGDS_CUDA_LIBRARY=NOWHERE)
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert "GPU" in line
-    assert NOWHERE in line
+    cause, remedy = done.stderr.splitlines()
+    assert "GPU" in cause
+    assert NOWHERE in cause
+    assert remedy.startswith("  what to do: ") and "UGDS_CUDA_LIBRARY" in remedy
 
 
 @pytest.mark.parametrize(

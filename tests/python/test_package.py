@@ -93,7 +93,6 @@ def queue(histogram: dict[int, int], **counts: Any) -> dict[str, Any]:
     return {
         "queue": 1,
         "depth": 2,
-        "route": "direct",
         "latency_ns_histogram": buckets,
         **dict.fromkeys(names, 0),
         **counts,
@@ -101,23 +100,27 @@ def queue(histogram: dict[int, int], **counts: Any) -> dict[str, Any]:
 
 
 def test_percentiles_are_the_middle_of_their_bucket() -> None:
-    stats = ugds.Stats._sum("emulated:1MiB", "emulated", [queue({40: 98, 60: 2})])
+    stats = ugds.Stats._sum("emulated:1MiB", "emulated", [queue({40: 98, 60: 2})], 0, {})
     assert stats.percentile_ns(50) == pytest.approx(2**10.125)
     assert stats.percentile_ns(98) == pytest.approx(2**10.125)
     assert stats.percentile_ns(99) == pytest.approx(2**15.125)
     assert stats.percentile_ns(100) == pytest.approx(2**15.125)
-    assert ugds.Stats._sum("emulated:1MiB", "emulated", [queue({})]).p50_us is None
+    assert ugds.Stats._sum("emulated:1MiB", "emulated", [queue({})], 0, {}).p50_us is None
     with pytest.raises(ValueError, match="percentile"):
         stats.percentile_ns(0)
 
 
 def test_stats_sum_over_queues_and_tell_mixed_routes() -> None:
-    stats = ugds.Stats._sum(
-        "emulated:1MiB", "emulated", [queue({8: 1}, requests=1), queue({8: 2}, queue=2, requests=2, route="staged")]
-    )
+    rows = [queue({8: 1}, requests=1, read_bytes=4096), queue({8: 2}, queue=2, requests=2, write_bytes=8192)]
+
+    def counted(staged: int) -> ugds.Stats:
+        return ugds.Stats._sum("emulated:1MiB", "emulated", rows, staged, {})
+
+    stats = counted(4096)
     assert stats.requests == 3
     assert stats.histogram[8] == 3
-    assert stats.route == "mixed"
+    assert [counted(staged).route for staged in (0, 4096, 12288)] == ["direct", "mixed", "staged"]
+    assert (counted(12288) - counted(4096)).staged_bytes == 8192
 
 
 # --- Errors -------------------------------------------------------------------------------------------------------
