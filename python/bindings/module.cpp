@@ -50,9 +50,9 @@ NB_MODULE(_core, m) {
   define_simulate(m);
   m.def("version", &version);
   m.def("library_path", &library_path);
-  m.def("close_all", [] {
-    ugds::python::without_lock([] { close_all(); });
-    ugds::python::stop_logging();
-  });
+  m.def("close_all", [] { ugds::python::without_lock([] { close_all(); }); });
+  m.def("stop_logging", [] { ugds::python::stop_logging(); });
+  // The last registered comes first: closing has events of its own.
+  nb::module_::import_("atexit").attr("register")(m.attr("stop_logging"));
   nb::module_::import_("atexit").attr("register")(m.attr("close_all"));
 }
