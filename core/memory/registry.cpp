@@ -93,6 +93,9 @@ std::uint32_t Registry::take_slot() {
 }
 
 /// What is registered.
+/// What a process can address: more is a mistake.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 47;
+
 struct Registry::Source {
   std::uint64_t address = 0, size = 0;
   Kind kind = Kind::host;
@@ -137,7 +140,7 @@ void Registry::check_inside(const GpuBuffer& gpu, std::uint64_t address, std::ui
 Reference Registry::add(Source source, std::span<const std::uint32_t> devices) {
   const std::uint64_t begin = source.address, size = source.size;
   if (size == 0) fail(EINVAL, "register", "the buffer is empty", "register at least one byte");
-  if (begin == 0 || begin + size < begin) {
+  if (begin == 0 || begin + size < begin || size > kMostBytes) {
     fail(EINVAL, "register", "the range is not memory of this process", "check the pointer and the size");
   }
   prepare_for_fork();
@@ -220,7 +223,9 @@ void Registry::map_to(Registration& r, std::uint32_t device) {
   const auto begin = align_down(reinterpret_cast<std::uintptr_t>(r.address_), nvme::kPageSize);
   const auto end = align_up(reinterpret_cast<std::uintptr_t>(r.address_) + r.size_, nvme::kPageSize);
   setup_step("register: page table");
-  auto pages = std::make_unique<std::uint64_t[]>((end - begin) / nvme::kPageSize);
+  // Not touched before it is known that the memory is there: of a size that is a mistake it would be all of the
+  // machine's.
+  auto pages = std::make_unique_for_overwrite<std::uint64_t[]>((end - begin) / nvme::kPageSize);
   setup_step("register: map");
   const device::Access access = r.readonly_ ? device::Access::read_only : device::Access::read_write;
   if (r.gpu_ != nullptr) {

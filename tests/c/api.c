@@ -74,6 +74,8 @@ static void test_round_trip(void) {
   CHECK(uGDSBufDeregister(in).err == UGDS_SUCCESS);
   CHECK(uGDSBufDeregister(in).err == UGDS_MEMORY_NOT_REGISTERED);
   CHECK(uGDSBufDeregister(out + 4096).err == UGDS_MEMORY_NOT_REGISTERED);
+  /* More than a process can have is refused before anything is made for it. */
+  CHECK(uGDSBufRegister(out, (size_t)1 << 48, 0).err == UGDS_INVALID_VALUE);
   CHECK(uGDSBufDeregister(out).err == UGDS_SUCCESS);
   CHECK(uGDSHandleDeregisterEx(fh, 0).err == UGDS_SUCCESS);
 }
