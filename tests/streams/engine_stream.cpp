@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <map>
 
 #include "engine_gpu_host.hpp"
@@ -13,8 +14,8 @@ namespace {
 /// What each worker has run, in nanoseconds, by its thread.
 std::map<int, std::uint64_t> times_of_workers() {
   std::map<int, std::uint64_t> times;
-  for (int thread = ::getpid(); thread < ::getpid() + 4096; ++thread) {
-    const std::string path = "/proc/self/task/" + std::to_string(thread) + "/";
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const std::string path = task.path().string() + "/";
     char name[32] = "", line[64] = "";
     if (FILE* file = std::fopen((path + "comm").c_str(), "r")) {
       if (std::fgets(name, sizeof name, file) == nullptr) name[0] = '\0';
@@ -22,7 +23,8 @@ std::map<int, std::uint64_t> times_of_workers() {
     }
     if (std::strcmp(name, "ugds-streams\n") != 0) continue;
     if (FILE* file = std::fopen((path + "schedstat").c_str(), "r")) {
-      if (std::fgets(line, sizeof line, file) != nullptr) times[thread] = std::strtoull(line, nullptr, 10);
+      if (std::fgets(line, sizeof line, file) != nullptr)
+        times[std::stoi(task.path().filename().string())] = std::strtoull(line, nullptr, 10);
       std::fclose(file);
     }
   }
