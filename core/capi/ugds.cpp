@@ -96,8 +96,10 @@ ssize_t run_either(ugds::engine::Handle& handle, const ugds::engine::Transfer& t
 /// GPU memory from a multiple of 64 KiB on is registered for the call.
 [[gnu::cold, gnu::noinline]] ssize_t transfer_unregistered(const Table::Use& handle, Opcode opcode, const void* buf,
                                                            size_t size, off_t file_offset, off_t buf_offset) try {
-  const void* at = static_cast<const std::byte*>(buf) + buf_offset;
-  const ugds::capi::TemporaryBuffer temporary(buf == nullptr ? nullptr : at, size, handle->geometry().number);
+  // In integers: the pointer may be of anything.
+  const auto begin = reinterpret_cast<std::uintptr_t>(buf), at = begin + static_cast<std::uintptr_t>(buf_offset);
+  const ugds::capi::TemporaryBuffer temporary(begin == 0 || at < begin ? nullptr : reinterpret_cast<const void*>(at),
+                                              size, handle->geometry().number);
   return run_either(*handle, {opcode, temporary.reference(), static_cast<std::uint64_t>(file_offset), size, 0});
 } catch (const ugds::Failure& failure) {
   last_error() = failure.error();
