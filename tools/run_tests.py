@@ -216,7 +216,8 @@ def endurance() -> Counts:
     return counts + python(quick=False, options=["-s", "-k", "test_serve_killed"], extra={"UGDS_KILLS": "500"})
 
 
-def python(quick: bool, options: list[str] | None = None, extra: dict[str, str] | None = None) -> Counts:
+def with_package_and_fakes() -> dict[str, str] | None:
+    """Installs the package and builds the fake CUDA driver; the environment for what uses both, or None."""
     release = BUILD / "test-release"
     try:
         with workspace.alone():
@@ -224,13 +225,19 @@ def python(quick: bool, options: list[str] | None = None, extra: dict[str, str] 
             build(release, target="fake_cuda")
     except SetupError as error:
         show(str(error))
+        return None
+    return environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"))
+
+
+def python(quick: bool, options: list[str] | None = None, extra: dict[str, str] | None = None) -> Counts:
+    fakes = with_package_and_fakes()
+    if fakes is None:
         return FAILED
     report = BUILD / "pytest.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(["-m", "not slow"] if quick else [])]
     command += options or []
-    fakes = environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"), **(extra or {}))
-    status = subprocess.run(command, cwd=ROOT, env=fakes, stdin=subprocess.DEVNULL).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**fakes, **(extra or {})}, stdin=subprocess.DEVNULL).returncode
     return reported(report, status)
 
 
@@ -280,15 +287,9 @@ def soak(minutes: float) -> Counts:
 
 def faults() -> Counts:
     """The fault matrix, and the mutations that fail it. A cell counts as one test, and so does a mutation."""
-    release = BUILD / "test-release"
-    try:
-        with workspace.alone():
-            workspace.ensure_package()
-            build(release, target="fake_cuda")
-    except SetupError as error:
-        show(str(error))
+    fakes = with_package_and_fakes()
+    if fakes is None:
         return FAILED
-    fakes = environment(FAKE_CUDA_LIBRARY=str(release / "tests" / "libfake_cuda.so"))
     command = [sys.executable, str(ROOT / "tests" / "faults" / "run.py")]
     done = subprocess.Popen(command, cwd=ROOT, env=fakes, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     summary = None

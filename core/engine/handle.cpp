@@ -388,8 +388,9 @@ std::string Handle::holders() const {
   }
   for (std::uint32_t slot = 0; slot < kMostBatches; ++slot) {
     if (Batch* const one = batch(slot)) {
-      add(one->outstanding(), " request of batch ", " requests of batch ",
-          std::to_string(slot) + (one->outstanding() == 1 ? " is not collected" : " are not collected"));
+      const std::uint64_t left = one->outstanding();
+      add(left, " request of batch ", " requests of batch ",
+          std::to_string(slot) + (left == 1 ? " is not collected" : " are not collected"));
     }
   }
   add(stream_operations(), " operation is pending on a stream", " operations are pending on streams", "");

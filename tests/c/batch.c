@@ -7,19 +7,13 @@
 #include <time.h>
 
 #include "check.h"
+#include "device.h"
 #include "ugds.h"
 
 enum { kRequests = 128, kSize = 4096 };
 
 static unsigned char out[kRequests * kSize] __attribute__((aligned(4096)));
 static unsigned char in[kRequests * kSize] __attribute__((aligned(4096)));
-
-static uGDSHandle_t open_device(const char* uri) {
-  uGDSHandle_t fh = NULL;
-  uGDSDescr_t descr = {.type = UGDS_HANDLE_TYPE_USERSPACE_FS, .handle = {.handle = (void*)uri}};
-  CHECK(uGDSHandleRegister(&fh, &descr).err == UGDS_SUCCESS);
-  return fh;
-}
 
 static int error_says(const char* words) {
   char text[1024];

@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "check.h"
+#include "random.h"
 #include "ugds.h"
 
 enum { BLOCK = 512, DEVICE = 1 << 20, GUARD = 65536, LENGTH = 4 * GUARD, PIECES = 6, ROUNDS = 40000 };
@@ -29,14 +30,6 @@ static struct {
 } held[2];
 static uGDSHandle_t fh;
 static uGDSBatchHandle_t batch;
-
-static uint64_t state = 88172645463325252u;
-static uint64_t next(void) {
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
-static uint64_t below(uint64_t limit) { return next() % limit; }
 
 /* Numbers near the ends of what there is. */
 static uint64_t edge(void) {

@@ -10,29 +10,12 @@
 #include <string.h>
 
 #include "check.h"
+#include "cuda_calls.h"
+#include "random.h"
 #include "ugds.h"
-
-typedef unsigned long long pointer;
-extern int cuInit(unsigned flags);
-extern int cuDevicePrimaryCtxRetain(void** context, int device);
-extern int cuCtxPushCurrent_v2(void* context);
-extern int cuMemAlloc_v2(pointer* memory, size_t size);
-extern int cuMemFree_v2(pointer memory);
-extern int cuMemcpyHtoD_v2(pointer to, const void* from, size_t size);
-extern int cuMemcpyDtoH_v2(void* to, pointer from, size_t size);
-extern int cuStreamCreate(void** stream, unsigned flags);
-extern int cuStreamSynchronize(void* stream);
 
 enum { BLOCK = 4096, DEVICE = 1 << 20, GUARD = 65536, HELD = 262144, LENGTH = GUARD + HELD + GUARD, ROUNDS = 400 };
 static unsigned char expected[LENGTH], there[LENGTH], stored[DEVICE];
-
-static uint64_t state = 88172645463325252u;
-static uint64_t next(void) {
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
-static uint64_t below(uint64_t limit) { return next() % limit; }
 
 /* Numbers near the ends of what there is. */
 static uint64_t edge(void) {

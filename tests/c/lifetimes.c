@@ -11,16 +11,10 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "device.h"
 #include "ugds.h"
 
 static unsigned char buffer[65536] __attribute__((aligned(4096)));
-
-static uGDSHandle_t open_device(const char* uri) {
-  uGDSHandle_t fh = NULL;
-  uGDSDescr_t descr = {.type = UGDS_HANDLE_TYPE_USERSPACE_FS, .handle = {.handle = (void*)uri}};
-  CHECK(uGDSHandleRegister(&fh, &descr).err == UGDS_SUCCESS);
-  return fh;
-}
 
 static int error_says(const char* words) {
   char text[1024];

@@ -9,18 +9,8 @@
 #include <string.h>
 
 #include "check.h"
+#include "cuda_calls.h"
 #include "ugds.h"
-
-typedef unsigned long long pointer;
-extern int cuInit(unsigned flags);
-extern int cuDevicePrimaryCtxRetain(void** context, int device);
-extern int cuCtxPushCurrent_v2(void* context);
-extern int cuMemAlloc_v2(pointer* memory, size_t size);
-extern int cuMemFree_v2(pointer memory);
-extern int cuMemcpyHtoD_v2(pointer to, const void* from, size_t size);
-extern int cuMemcpyDtoH_v2(void* to, pointer from, size_t size);
-extern int cuStreamCreate(void** stream, unsigned flags);
-extern int cuStreamSynchronize(void* stream);
 
 static int error_says(const char* words) {
   char text[512];
