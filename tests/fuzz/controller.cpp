@@ -179,6 +179,9 @@ void Controller::work() {
       nvme::SubmissionEntry entry;
       std::memcpy(static_cast<void*>(&entry), reach(queue.ring + queue.head * sizeof entry, sizeof entry, false),
                   sizeof entry);
+      const bool moves = id != 0 && (entry.opcode == 1 || entry.opcode == 2);
+      // All of them before any is answered: a wrong identifier may be that of one whose turn is yet to come.
+      in_flight_[{id, entry.cid}] = moves ? (std::uint64_t{entry.cdw12 & 0xffff} + 1) * kBlock : 1;
       fetched.emplace_back(id, entry);
     }
   }
@@ -187,8 +190,6 @@ void Controller::work() {
 
 void Controller::execute(std::uint16_t queue, const nvme::SubmissionEntry& entry) {
   if (find(submission_, queue) == nullptr) return;
-  const bool moves = queue != 0 && (entry.opcode == 1 || entry.opcode == 2);
-  in_flight_[{queue, entry.cid}] = moves ? (std::uint64_t{entry.cdw12 & 0xffff} + 1) * kBlock : 1;
   queue == 0 ? execute_admin(entry) : execute_io(queue, entry);
 }
 

@@ -125,9 +125,12 @@ def unchanged_for(memory: np.ndarray[Any, Any], seconds: float) -> bool:
     """Nobody writes to it: `late_write` does so all the time."""
     before = memory.copy()
     end = time.monotonic() + seconds
+    # At each look: the pattern that is written comes round again after 256 writes.
     while time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(np.array_equal(memory, before))
+        if not np.array_equal(memory, before):
+            return False
+        time.sleep(0.003)
+    return True
 
 
 # --- Commands that do not come back -------------------------------------------------------------------------------
@@ -652,8 +655,9 @@ try:
 except ugds.Error as error:
     print(errno.errorcode[error.errno])
 view = numpy.frombuffer(buffer, "u1")
-before = view.copy()
-time.sleep(0.3)
+before, end = view.copy(), time.monotonic() + 10
+while not (before != view).any() and time.monotonic() < end:
+    time.sleep(0.003)
 print("written" if (before != view).any() else "quiet")
 del view, buffer
 gc.collect()
