@@ -33,6 +33,7 @@ missing_packages() {
   "$python" -c 'import venv, ensurepip' 2>/dev/null || echo python3-venv
   "$python" -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
     echo python3-dev
+  [ -e /usr/include/liburing.h ] || [ -e /usr/local/include/liburing.h ] || echo liburing-dev
   [ "$1" = test ] || return 0
   [ -e /usr/include/doctest/doctest.h ] || [ -e /usr/local/include/doctest/doctest.h ] || echo doctest-dev
   if ! command -v valgrind >/dev/null; then

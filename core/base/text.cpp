@@ -183,10 +183,17 @@ std::string nearest(const std::string& text, const std::vector<std::string>& kno
 }
 
 Uri parse_uri(const std::string& text) {
-  const bool is_path = !text.empty() && text[0] == '/';
+  // What begins as a path does is one, to its last character; but a node of ugds_drv's may have parameters.
+  const bool is_node = text.starts_with("/dev/ugds_drv");
+  const bool is_path = text.starts_with("/") || text.starts_with("./") || text.starts_with("../");
+  if (is_path && !is_node) {
+    if (text.find('\0') != std::string::npos) refuse("URI", text.c_str(), "has a NUL in it", "");
+    return {.scheme = "", .place = text, .query = {}};
+  }
   const std::size_t colon = is_path ? std::string::npos : text.find(':');
   const char* form =
-      "write scheme:place?name=value, such as emulated:1GiB, emulated:/path/to/image or pci:0000:65:00.0, or a path";
+      "write scheme:place?name=value, such as emulated:1GiB, emulated:/path/to/image or pci:0000:65:00.0, or a path: "
+      "/data/kv.bin, ./kv.bin";
   if (!is_path && (colon == std::string::npos || colon == 0)) refuse("URI", text, "has no scheme", form);
   Uri uri;
   if (!is_path) uri.scheme = text.substr(0, colon);

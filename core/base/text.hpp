@@ -26,7 +26,8 @@ std::string format_size(std::uint64_t bytes);
 /// The member of `known` that is most like `text`, or "" if none is near.
 std::string nearest(const std::string& text, const std::vector<std::string>& known);
 
-/// scheme:place?name=value&…, percent-decoded; the scheme is empty where the text is an absolute path.
+/// scheme:place?name=value&…, percent-decoded. The scheme is empty where the text is a path: it begins with /, ./ or
+/// ../, and is taken as it is.
 struct Uri {
   std::string scheme, place;
   std::vector<std::pair<std::string, std::string>> query;

@@ -165,11 +165,11 @@ std::string uri_of(const uGDSDescr_t& descr) {
   }
   const auto node = S_ISCHR(status.st_mode) ? ugds::device::helper_node(status.st_rdev) : std::nullopt;
   if (node) return "/dev/" + *node + "?fd=" + std::to_string(descr.handle.fd);
+  if (S_ISREG(status.st_mode) || S_ISBLK(status.st_mode)) return "file:?fd=" + std::to_string(descr.handle.fd);
   ugds::fail(EOPNOTSUPP, "open",
              "descriptor " + std::to_string(descr.handle.fd) +
-                 " is none of /dev/ugds_drvN; files and block devices are not supported by this release",
-             "open the node of a controller that ugds_drv holds, or use descriptor type 3 with a URI such as "
-             "emulated:1GiB");
+                 " is neither a file, nor a block device, nor one of /dev/ugds_drvN",
+             "open one of these, or use descriptor type 3 with a URI such as emulated:1GiB");
 }
 
 uGDSError_t keep_registered(const void* base, size_t size, WantedBackend backend, bool exported) {
@@ -295,7 +295,7 @@ uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes) {
     Table::instance().explain_stale(id_of(fh), "capacity");
     return answer(UGDS_HANDLE_NOT_REGISTERED);
   }
-  *bytes = handle->identity().capacity();
+  *bytes = handle->capacity();
   return answer(UGDS_SUCCESS);
 }
 

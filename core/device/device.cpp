@@ -6,6 +6,8 @@
 #include "base/error.hpp"
 #include "base/text.hpp"
 #include "device/emulated.hpp"
+#include "device/file.hpp"
+#include "device/pci.hpp"
 #include "device/ugds_drv.hpp"
 #include "device/vfio.hpp"
 #include "device/vfio_user.hpp"
@@ -18,6 +20,7 @@ const char* transport_name(Transport transport) {
     case Transport::vfio_user: return "vfio-user";
     case Transport::vfio: return "vfio";
     case Transport::ugds_drv: return "ugds_drv";
+    case Transport::file: return "file";
   }
   return "unknown";
 }
@@ -50,16 +53,18 @@ void Device::set_interrupts(std::span<const int> eventfds) {
 std::unique_ptr<Device> open(const std::string& text, const Uri& uri) {
   if (uri.scheme == "emulated") return std::make_unique<EmulatedDevice>(text, uri);
   if (uri.scheme == "vfio-user") return std::make_unique<VfioUserDevice>(text, uri);
-  if (uri.scheme.empty()) return std::make_unique<UgdsDrvDevice>(text, uri);
+  if (uri.scheme.empty() && is_helper_path(uri.place)) return std::make_unique<UgdsDrvDevice>(text, uri);
+  if (uri.scheme.empty() || uri.scheme == "file") return std::make_unique<FileDevice>(text, uri);
   if (uri.scheme == "pci") {
     const PciFunction function = find_nvme_function(uri.place);
     if (function.driver == "ugds_drv") return std::make_unique<UgdsDrvDevice>(text, function, uri);
     return std::make_unique<VfioDevice>(text, function, uri);
   }
-  const std::string near = nearest(uri.scheme, {"emulated", "pci", "vfio-user"});
+  const std::string near = nearest(uri.scheme, {"emulated", "file", "pci", "vfio-user"});
   fail(EINVAL, "open", "\"" + uri.scheme + ":\" names no transport of this release",
-       near.empty() ? "use pci:ADDRESS, /dev/ugds_drvN, vfio-user:SOCKET, or emulated:SIZE, such as emulated:1GiB"
-                    : "did you mean " + near + ":?");
+       near.empty()
+           ? "use pci:ADDRESS, /dev/ugds_drvN, file:PATH, vfio-user:SOCKET, or emulated:SIZE, such as emulated:1GiB"
+           : "did you mean " + near + ":?");
 }
 
 }  // namespace ugds::device

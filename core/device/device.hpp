@@ -19,7 +19,7 @@
 
 namespace ugds::device {
 
-enum class Transport : std::uint8_t { emulated, vfio_user, vfio, ugds_drv };
+enum class Transport : std::uint8_t { emulated, vfio_user, vfio, ugds_drv, file };
 const char* transport_name(Transport transport);
 
 /// What the controller may do to mapped memory. A device's write is a read request's data.
@@ -37,6 +37,8 @@ struct Limits {
   bool physical_addresses = false;      ///< IOVAs are physical addresses: consecutive only inside one page
   bool may_be_halted = false;           ///< see Device::halted: then only `reset` knows whether it goes on
   bool pins_nvidia = false;             ///< map_nvidia works
+  bool interrupts_with_turn = false;    ///< although its callers run it, it interrupts
+  bool bytewise = false;                ///< no NVMe device, but the controller of files: see bytewise.hpp
   std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
   std::uint64_t register_bytes = ~std::uint64_t{0};  ///< of BAR0: doorbells beyond it cannot be rung
 };
@@ -49,6 +51,17 @@ struct DescriptorRange {
 };
 
 using ugds::ForeignRange;
+
+/// What a bytewise device keeps its data in.
+struct Medium {
+  std::uint64_t size = 0;    ///< bytes now
+  std::string kind{};        ///< such as "ext4"
+  bool is_buffered = false;  ///< requests go through the page cache, and why_buffered says why
+  std::string why_buffered{};
+  std::string io{};                                    ///< how the kernel is asked: "io_uring", or "threads" and why
+  std::uint64_t direct_bytes = 0, buffered_bytes = 0;  ///< past the page cache, and through it
+  std::uint64_t bounced_bytes = 0;  ///< of those that went past it: through memory of ours, for alignment
+};
 
 class Device {
  public:
@@ -134,6 +147,8 @@ class Device {
   /// Gives the device up for good: registers read as all ones, writes go nowhere, and nothing can be mapped any more.
   /// True where the system has then taken from it what DMA needs, whatever state its controller was in. Idempotent.
   virtual bool release() noexcept { return false; }
+
+  virtual Medium medium() const { return {}; }
 
   /// Lets the controller do some work in the caller's thread (`pump=caller`); nullptr for what runs by itself.
   using Turn = void (*)(void* context);

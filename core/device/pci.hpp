@@ -25,6 +25,8 @@ std::optional<std::string> pci_address(const std::string& text);
 
 /// What the kernel calls the character device `number` if it is one of the kernel helper's ("ugds_drv0"); else nothing.
 std::optional<std::string> helper_node(dev_t number);
+/// Whether a path is one of ugds_drv's nodes, by its name.
+inline bool is_helper_path(const std::string& path) { return path.starts_with("/dev/ugds_drv"); }
 
 /// Throws Failure: EINVAL (no address), ENODEV (no such function), EINVAL (not an NVMe controller).
 PciFunction find_nvme_function(const std::string& text);

@@ -253,8 +253,10 @@ bool Batch::pump_large(std::uint64_t now, std::uint32_t& quantum) {
     // Of this batch's large requests that have begun and not ended there is no other.
     const bool first = entry.in_flight == 0 && large_staged_ - finished_.large() == (entry.staged != 0 ? 1u : 0u);
     if (!first && pair_.load() >= most) break;
-    const auto bytes = static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(entry.transfer.size - entry.staged, scheduler.piece(g.chunk, background)));
+    const std::uint32_t most_bytes = scheduler.piece(g.chunk, background);
+    const std::uint64_t left = entry.transfer.size - entry.staged;
+    const std::uint32_t bytes =
+        left <= most_bytes ? static_cast<std::uint32_t>(left) : g.cut(entry.transfer.offset + entry.staged, most_bytes);
     if (!scheduler.pacer().take(bytes, background, first, entry.waits_since)) break;
     const bool last = entry.staged + bytes == entry.transfer.size;
     if (last) entry.on_idle = queue::OnIdle::count;
@@ -304,14 +306,16 @@ std::int64_t Batch::cancel(std::uint32_t generation) {
   return count;
 }
 
-void Batch::explain(Entry& entry, Error& error) {
+std::int64_t Batch::explain(Entry& entry, Error& error) {
   if (large_.first == &entry) large_.pop();  // a piece of it failed before all were staged
   if (entry.wrote <= 1) entry.transfer.opcode = entry.wrote != 0 ? Opcode::write : Opcode::read;
-  error = describe(handle_, entry.transfer, entry, entry.refusal);
+  const auto bytes = end_of_file(handle_, entry, entry.refusal);
+  if (!bytes) error = describe(handle_, entry.transfer, entry, entry.refusal);
   entry.failed_at = queue::kNoFailure;
   entry.stopped = entry.expired = false;
   entry.refusal = Refusal::none;
   entry.status = 0;
+  return bytes ? static_cast<std::int64_t>(*bytes) : -error.code;
 }
 
 bool Batch::is_settled(std::uint32_t generation) {
@@ -376,6 +380,7 @@ void Batch::doze(Wait& wait, std::uint32_t generation, std::uint64_t limit) {
   const std::uint64_t left = limit == ~std::uint64_t{0} ? kNap : spent < limit ? ticks_to_ns(limit - spent) : 0;
   pair_.wakeup()->sleep(
       [&] {
+        handle_.turn().take();
         acquire();
         const bool progress = pair_.reap() != 0 || !owns(generation) || !finished_.empty();
         pair_.release();

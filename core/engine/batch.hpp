@@ -158,7 +158,7 @@ class Batch {
   Staged stage_next(Entry& entry, std::uint32_t bytes, bool paced, std::uint64_t now);
   bool has_backlog() const { return small_.first != nullptr || large_.first != nullptr; }
   void end_backlog(Refusal refusal);
-  [[gnu::cold]] void explain(Entry& entry, Error& error);
+  [[gnu::cold]] std::int64_t explain(Entry& entry, Error& error);
   [[gnu::cold]] bool rest(Wait& wait, std::uint32_t generation, std::uint64_t limit_ns, const Interrupt& interrupt);
   [[gnu::cold]] void doze(Wait& wait, std::uint32_t generation, std::uint64_t limit);
   [[gnu::cold]] void attend(std::uint64_t now, std::uint32_t generation);
@@ -325,8 +325,8 @@ std::size_t Batch::hand_out(std::size_t most, Sink& sink) {
 template <class Sink>
 [[gnu::cold, gnu::noinline]] Sink Batch::hand_out_failed(Entry& entry, Sink sink) {
   Error error;
-  explain(entry, error);
-  sink(Done{entry.cookie, -error.code, &error});
+  const std::int64_t result = explain(entry, error);
+  sink(Done{entry.cookie, result, result < 0 ? &error : nullptr});
   return sink;
 }
 

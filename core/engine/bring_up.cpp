@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/steps.hpp"
+#include "device/bytewise.hpp"
 #include "engine/policy.hpp"
 #include "nvme/status.hpp"
 
@@ -204,16 +205,19 @@ std::uint32_t Bringup::demand(const nvme::SubmissionEntry& command, const char* 
 
 namespace {
 
-std::uint64_t max_transfer(const nvme::IdentifyController& controller, std::uint64_t min_page, std::uint32_t block) {
+std::uint64_t max_transfer(const nvme::IdentifyController& controller, std::uint64_t min_page, std::uint32_t block,
+                           bool bytewise) {
   // MDTS is a power of two of CAP.MPSMIN; 0 states no limit. A shift beyond 20 would be more than any cap of ours.
   std::uint64_t limit =
       controller.mdts == 0 ? kUnstatedMaxTransfer : min_page << std::min<unsigned>(controller.mdts, 20);
-  limit = std::min({limit, kMaxChunk, std::uint64_t{nvme::kMaxBlocksPerCommand} * block});
+  const std::uint64_t blocks = bytewise ? device::kBytewiseMost : nvme::kMaxBlocksPerCommand;
+  limit = std::min({limit, kMaxChunk, blocks * block});
   return align_down(limit, block);
 }
 
-void check_format(const nvme::IdentifyNamespace& ns, std::uint32_t id) {
+void check_format(const nvme::IdentifyNamespace& ns, std::uint32_t id, bool bytewise) {
   const nvme::LbaFormat& format = ns.formats[nvme::format_index(ns.flbas, ns.nlbaf)];
+  if (bytewise && format.data_power == 0) return;
   const std::string name = "namespace " + std::to_string(id);
   if (format.data_power < 9 || format.data_power > 16) {
     fail(EOPNOTSUPP, "open", name + " states a block size of 2^" + std::to_string(format.data_power) + " bytes",
@@ -258,7 +262,7 @@ Identity Bringup::identify(std::uint32_t namespace_id) {
   if (ns.nsze == 0) {
     fail(EINVAL, "open", "namespace " + std::to_string(namespace_id) + " is not active", "name one that is");
   }
-  check_format(ns, namespace_id);
+  check_format(ns, namespace_id, device_.limits().bytewise);
   identity.namespace_id = namespace_id;
   identity.block_size = 1u << ns.formats[nvme::format_index(ns.flbas, ns.nlbaf)].data_power;
   identity.blocks = ns.nsze;
@@ -266,7 +270,8 @@ Identity Bringup::identify(std::uint32_t namespace_id) {
     fail(EPROTO, "open", "the namespace states an impossible size: " + std::to_string(identity.blocks) + " blocks",
          "the device is broken or not what it claims to be");
   }
-  identity.max_transfer = max_transfer(controller, capabilities_.min_page_size(), identity.block_size);
+  identity.max_transfer =
+      max_transfer(controller, capabilities_.min_page_size(), identity.block_size, device_.limits().bytewise);
   if (identity.max_transfer == 0) {
     fail(EOPNOTSUPP, "open", "the controller's largest transfer is smaller than one block",
          "format with smaller blocks");

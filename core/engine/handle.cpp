@@ -158,7 +158,7 @@ void Handle::set_up(const std::string& text, const Uri& uri) {
   identity_ = controller_->identify(policy_.namespace_id);
   make_queues();
   geometry_.number = memory::Registry::instance().attach(*device_);
-  bounce_ = std::make_unique<Bounce>(*this);
+  if (!geometry_.bytewise) bounce_ = std::make_unique<Bounce>(*this);
   device_->notify({.asked = [](void* self) { static_cast<Handle*>(self)->give_back(); },
                    .halted = [](void* self) { static_cast<Handle*>(self)->recover_halted(); },
                    .context = this});
@@ -176,6 +176,8 @@ std::uint32_t Handle::plan_queues() {
 
 void Handle::set_geometry() {
   geometry_.capacity = identity_.capacity();
+  geometry_.bytewise = device_->limits().bytewise;
+  geometry_.memory_mask = geometry_.bytewise ? 0 : 3;
   geometry_.block_mask = identity_.block_size - 1;
   geometry_.namespace_id = identity_.namespace_id;
   geometry_.block_shift = static_cast<std::uint32_t>(std::countr_zero(identity_.block_size));
@@ -201,7 +203,8 @@ void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lis
                            .list_pages = std::max({1u, lists, geometry_.lists}),
                            .pacer = &scheduler_->pacer(),
                            .events = &events_,
-                           .huge = huge};
+                           .huge = huge,
+                           .bytewise = geometry_.bytewise};
   auto pair = std::make_unique<queue::QueuePair>(*device_, shape, controller_->submission_doorbell(id),
                                                  controller_->completion_doorbell(id));
   pair->ledger().set_whose("on queue " + std::to_string(id) + " of " + device_->uri());
@@ -248,14 +251,15 @@ void Handle::make_queues() {
 /// one. The rest are polled.
 void Handle::make_wakeups() {
   const std::uint32_t vectors = device_->limits().interrupt_vectors;
-  if (turn_.run != nullptr) {
+  const bool turned = turn_.run != nullptr && !device_->limits().interrupts_with_turn;
+  if (turned) {
     polled_because_ = "the controller is run by its callers (pump=caller)";
   } else if (vectors == 0) {
     polled_because_ = "the device has no interrupt vectors";
   } else if (vectors <= queues_.size() && vectors != 1) {
     polled_because_ = "the device has " + std::to_string(vectors) + " interrupt vectors";
   }
-  if (turn_.run != nullptr || vectors == 0) return;
+  if (turned || vectors == 0) return;
   const std::size_t armed = vectors == 1 ? 1 : std::min<std::size_t>(queues_.size(), vectors - 1);
   for (std::size_t i = 0; i < armed; ++i) queues_[i]->use_wakeup(std::make_unique<queue::Wakeup>());
   interrupts_ = set_interrupts();

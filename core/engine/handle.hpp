@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/event_log.hpp"
+#include "device/bytewise.hpp"
 #include "device/device.hpp"
 #include "engine/bring_up.hpp"
 #include "engine/idle.hpp"
@@ -75,15 +76,25 @@ class Handle {
     std::uint32_t number = ~0u;     ///< by which registrations know the device
     std::uint32_t queue_count = 0;  ///< of queue pairs that `choose` chooses from
     std::unique_ptr<queue::QueuePair>* queues = nullptr;
+    std::uint32_t memory_mask = 3;  ///< the controller addresses memory in dwords; 0 where it takes any
+    bool bytewise = false;          ///< a file: see device/bytewise.hpp
 
     /// 0 for what is neither read nor write.
     std::uint32_t fast_for(nvme::Opcode opcode) const {
       return opcode == nvme::Opcode::read ? fast[0] : opcode == nvme::Opcode::write ? fast[1] : 0;
     }
+    /// Of `bytes`, which a request has more than from `position` on, how many its next command takes: of a file up to a
+    /// page's beginning.
+    std::uint32_t cut(std::uint64_t position, std::uint32_t bytes) const {
+      const auto beyond = static_cast<std::uint32_t>((position + bytes) & (device::kBytewiseCut - 1));
+      return bytewise && bytes > beyond ? bytes - beyond : bytes;
+    }
     /// List pages that one command of so many bytes may need.
     std::uint32_t lists_for(std::uint64_t bytes) const { return bytes <= nvme::kPageSize ? 0 : lists; }
   };
   const Geometry& geometry() const { return geometry_; }
+  /// Bytes of the device, or of a file as it is now. May call the kernel.
+  std::uint64_t capacity() const { return geometry_.bytewise ? device_->medium().size : geometry_.capacity; }
 
   /// The queue pair for the next request: the caller's own if it is idle, else the least loaded.
   queue::QueuePair& choose(std::uint32_t caller) {

@@ -18,6 +18,10 @@ struct Turn {
 
   Turn() = default;
   explicit Turn(const device::Device& device) : run(device.turn()), context(device.turn_context()) {}
+
+  void take() const {
+    if (run != nullptr) run(context);
+  }
 };
 
 class Idle {

@@ -79,8 +79,8 @@ bool Operation::stage_piece(queue::QueuePair& pair, std::uint64_t now) {
       vectored ? t.segments[segment_].buffer_offset + in_segment_ : t.buffer_offset + staged_;
   const std::uint64_t left = vectored ? t.segments[segment_].size - in_segment_ : t.size - staged_;
   const std::uint32_t chunk = handle_.geometry().chunk;
-  const auto bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(left, paced_ ? scheduler.piece(chunk, background_) : chunk));
+  std::uint32_t bytes = paced_ ? scheduler.piece(chunk, background_) : chunk;
+  bytes = left <= bytes ? static_cast<std::uint32_t>(left) : handle_.geometry().cut(t.offset + staged_, bytes);
   if (paced_ && !scheduler.pacer().take(bytes, background_, request_.in_flight == 0, waits_since_)) return false;
   const std::uint8_t extra = extra_of(paced_, background_);
   const Staged staged = stage_command(handle_, pair, request_, t.opcode, buffer, in_buffer, t.offset + staged_, staged_,
@@ -181,6 +181,7 @@ bool Operation::rest() {
 bool Operation::doze(queue::Wakeup& wakeup) {
   bool progress = false;
   const auto ready = [&] {
+    handle_.turn().take();
     // Owners hold a queue pair for a moment only; what an interrupt told of must not be left to the next one.
     while (!pair_->try_acquire()) idle_.pause(handle_.turn());
     progress = pair_->reap() != 0 || progress;
@@ -294,6 +295,7 @@ void Operation::abandon() {
 }
 
 std::int64_t Operation::explain() {
+  if (const auto bytes = end_of_file(handle_, request_, refusal_)) return static_cast<std::int64_t>(*bytes);
   last_error() = describe(handle_, transfer_, request_, refusal_);
   return -last_error().code;
 }

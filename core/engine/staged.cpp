@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -161,7 +162,7 @@ class StagedRun {
       if (failed_ != 0) return fail_with(failed_);
       if (!moved && look_around()) return fail_with(interrupted());
     }
-    return static_cast<std::int64_t>(t_.size);
+    return static_cast<std::int64_t>(std::min(t_.size, end_));
   }
 
  private:
@@ -230,6 +231,12 @@ class StagedRun {
     while (finished_ < begun_ && operations_[finished_ % kFlight]->turn()) {
       const std::int64_t result = operations_[finished_ % kFlight]->result();
       handle_.count_staged(result < 0 ? last_error().completed : static_cast<std::uint64_t>(result));
+      const std::uint64_t wanted = bytes_of(finished_);
+      if (result >= 0 && static_cast<std::uint64_t>(result) < wanted) {
+        // The file has become shorter. All of the piece is copied: zeros, and nothing that was here before.
+        std::memset(slot(finished_) + result, 0, wanted - static_cast<std::uint64_t>(result));
+        end_ = std::min(end_, finished_ * piece_ + static_cast<std::uint64_t>(result));
+      }
       if (result < 0) {
         right_ = finished_ * piece_ + last_error().completed;
         failed_ = static_cast<int>(-result);
@@ -341,6 +348,7 @@ class StagedRun {
   std::uint64_t begun_ = 0, finished_ = 0;         ///< pieces at the device, in order
   std::uint64_t enqueued_ = 0, synchronized_ = 0;  ///< pieces at the copy engine, in order
   std::uint64_t right_ = 0;
+  std::uint64_t end_ = ~std::uint64_t{0};  ///< where a read met the end of the file
   int failed_ = 0;
   Idle idle_;
   std::uint64_t looked_ = 0, moved_at_ = 0;
@@ -356,11 +364,16 @@ std::int64_t refuse(Handle& handle, const Transfer& t, const Error& why) {
 
 }  // namespace
 
-std::int64_t run_staged(Handle& handle, const Transfer& t, const Interrupt& interrupt) try {
+std::int64_t run_staged(Handle& handle, const Transfer& whole, const Interrupt& interrupt) try {
   Error error;
+  Transfer t = whole;
   if (const Refusal refusal = check_transfer(handle.geometry(), t); refusal != Refusal::none) {
     set_refusal(error, handle, t, refusal);
     return refuse(handle, t, error);
+  }
+  if (handle.geometry().bytewise && t.opcode == Opcode::read) {
+    const std::uint64_t bytes = handle.capacity();
+    t.size = t.offset < bytes ? std::min(t.size, bytes - t.offset) : 0;
   }
   if (t.size == 0) return 0;
   // The runtime of the memory is known while the registration is held; some ledger must do so before there is a lane.
@@ -390,7 +403,7 @@ std::int64_t run_staged(Handle& handle, const Transfer& t, const Interrupt& inte
   lane->prepare(gpu.runtime(), gpu.place());
   return StagedRun(handle, t, *lane, gpu, interrupt).run();
 } catch (const Failure& failure) {
-  return refuse(handle, t, failure.error());
+  return refuse(handle, whole, failure.error());
 }
 
 }  // namespace ugds::engine

@@ -120,6 +120,7 @@ struct StreamOpState {
   } given{};
   std::array<std::uint32_t, 8> open{};  ///< commands' requests of the pieces that are open; 1 more while being given
   std::uint32_t flying = 0;
+  std::uint64_t moved = 0;     ///< bytes that the device has told of: fewer than asked for at the end of a file
   std::uint64_t ended_at = 0;  ///< in ticks: when the device was done and the submitter was not
 
   /// Steps of `reached` before the first piece, and of `allowed`: a write whose bytes the copy kernel gathers waits for

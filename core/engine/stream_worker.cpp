@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 
 #include "base/clock.hpp"
@@ -308,6 +309,10 @@ bool StreamWorker::give_piece(Stream& stream, StreamOp& op) {
     t.buffer_offset = op.area.offset + fragment.at;
     t.offset += fragment.in_transfer;
     t.size = fragment.bytes;
+    // Beyond the end of a file nothing is read, and all of the piece is copied: zeros, and nothing that was here
+    // before.
+    if (handle_.geometry().bytewise && op.opcode == Opcode::read && t.offset + t.size > handle_.capacity())
+      std::memset(op.area.data + fragment.at, 0, t.size);
     if (!submit(t, op, op.begun)) return false;
   }
   ++op.begun;
@@ -323,7 +328,10 @@ void StreamWorker::take(const Done& done) {
   --flying_;
   if (op.staged)
     handle_.count_staged(done.error == nullptr ? static_cast<std::uint64_t>(done.result) : done.error->completed);
-  if (done.error == nullptr) return;
+  if (done.error == nullptr) {
+    op.moved += static_cast<std::uint64_t>(done.result);
+    return;
+  }
   // Of several the one that comes first on the device: before it everything is right.
   op.bad_from = std::min(op.bad_from, op.ended + ((slot - op.ended) & static_cast<std::uint32_t>(kPieceMask)));
   if (!op.failed || done.error->offset < op.error->offset) *op.error = *done.error;
@@ -427,6 +435,7 @@ void StreamWorker::complete(Stream& stream, StreamOp& op) {
   for (std::uint32_t i = 0; i < op.parts; ++i) {
     bytes += static_cast<std::int64_t>(stream.part(op.first_part + i).transfer.size);
   }
+  if (handle_.geometry().bytewise) bytes = static_cast<std::int64_t>(op.moved);
   if (op.staged && op.failed && (op.broken || handle_.state() == State::wedged)) {
     // The stream's copies may be still to come, or the device may still write to the area.
     stream.area_is_lost_.store(true, std::memory_order_release);

@@ -3,8 +3,10 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "base/fork.hpp"
+#include "device/bytewise.hpp"
 #include "nvme/status.hpp"
 
 namespace ugds::engine {
@@ -52,6 +54,27 @@ void set_recovered(Error& error, Handle& handle, const queue::Request& request) 
     set_cause(error, "the controller was reset while the request was in flight");
     set_hint(error, "%s", state == State::ready || state == State::recovering ? kRepeat : kReopen);
   }
+}
+
+/// What the operating system answered to a request on a file.
+void set_system_error(Error& error, const Transfer& t, const queue::Request& request) {
+  error.code = static_cast<int>(request.detail);
+  const char* hint = "the kernel's log may say more";
+  switch (error.code) {
+    case EBADF:
+      set_cause(error, "the file is closed, or not open for this");
+      return set_hint(error, "open it for reading and writing");
+    case ENOSPC:
+    case EDQUOT: hint = "free some space, and write the rest again"; break;
+    case EFBIG: hint = "stay below the largest file that the file system or the process (ulimit -f) may have"; break;
+    case EFAULT: hint = "the buffer's memory was unmapped while it was registered"; break;
+    case EINVAL: hint = "the file system may have no such operation, or not at this range"; break;
+    case EOPNOTSUPP: hint = "this file system cannot do it"; break;
+    default: break;
+  }
+  set_cause(error, "the operating system says at byte %llu: %s", number(t.offset + request.failed_at),
+            std::strerror(error.code));
+  set_hint(error, "%s", hint);
 }
 
 void set_memory_refusal(Error& error, const Transfer& t, Refusal refusal, std::uint32_t device) {
@@ -110,10 +133,10 @@ Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
   if (t.buffer && t.buffer_offset > t.buffer.size) return Refusal::buffer_offset;
   if (const Refusal refusal = check_range(g, t.offset, t.size); refusal != Refusal::none) return refusal;
   if (!has_data(t.opcode)) return Refusal::none;
-  if (t.segments.empty()) return check_memory(t.buffer, t.buffer_offset, t.size, t.opcode);
+  if (t.segments.empty()) return check_memory(t.buffer, t.buffer_offset, t.size, t.opcode, g.memory_mask);
   for (const Segment& segment : t.segments) {
     if ((segment.size & g.block_mask) != 0) return Refusal::unaligned;
-    const Refusal refusal = check_memory(segment.buffer, segment.buffer_offset, segment.size, t.opcode);
+    const Refusal refusal = check_memory(segment.buffer, segment.buffer_offset, segment.size, t.opcode, g.memory_mask);
     if (refusal != Refusal::none) return refusal;
   }
   return Refusal::none;
@@ -124,6 +147,13 @@ void set_transfer(Error& error, Handle& handle, const Transfer& t) {
   set_device(error, handle.uri().c_str());
   error.offset = t.offset;
   error.length = t.size;
+}
+
+std::optional<std::uint64_t> end_of_file(const Handle& handle, const queue::Request& request, Refusal refusal) {
+  if (!handle.geometry().bytewise || refusal != Refusal::none || request.stopped || request.expired ||
+      request.status != device::kEndOfFile)
+    return {};
+  return request.failed_at + request.detail;
 }
 
 void set_freed(Error& error) {
@@ -163,6 +193,8 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     set_refusal(error, handle, t, refusal);
   } else if (request.expired || request.stopped) {
     set_recovered(error, handle, request);
+  } else if (handle.geometry().bytewise && request.status == device::kSystemError) {
+    set_system_error(error, t, request);
   } else {
     error.code = nvme::status_errno(request.status);
     if (request.status == nvme::status::data_transfer_error && t.buffer &&

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/error.hpp"
@@ -58,13 +59,13 @@ constexpr bool has_data(nvme::Opcode o) { return o == nvme::Opcode::read || o ==
 
 /// The first rule that a read or write breaks, or none. The rules of memory are those of one segment of `size` bytes.
 inline Refusal check_memory(const memory::Reference& b, std::uint64_t buffer_offset, std::uint64_t size,
-                            nvme::Opcode opcode) {
-  if (b.size - buffer_offset < size || buffer_offset > b.size || ((b.address + buffer_offset) & 3) != 0 ||
+                            nvme::Opcode opcode, std::uint32_t mask) {
+  if (b.size - buffer_offset < size || buffer_offset > b.size || ((b.address + buffer_offset) & mask) != 0 ||
       (opcode == nvme::Opcode::read && b.readonly) || !b) [[unlikely]] {
     if (!b) return Refusal::unregistered;
     if (buffer_offset > b.size) return Refusal::buffer_offset;
     if (size > b.size - buffer_offset) return Refusal::beyond_buffer;
-    return ((b.address + buffer_offset) & 3) != 0 ? Refusal::memory_unaligned : Refusal::readonly;
+    return ((b.address + buffer_offset) & mask) != 0 ? Refusal::memory_unaligned : Refusal::readonly;
   }
   return Refusal::none;
 }
@@ -82,6 +83,8 @@ const char* operation_name(nvme::Opcode opcode);
 void set_transfer(Error& error, Handle& handle, const Transfer& transfer);
 /// Why the device is left alone, in words, with the errno.
 void set_refusal(Error& error, Handle& handle, const Transfer& transfer, Refusal refusal);
+/// The bytes of a read that met the end of its file, where that is all that a request failed by.
+std::optional<std::uint64_t> end_of_file(const Handle& handle, const queue::Request& request, Refusal refusal);
 /// GPU memory was freed while it was registered.
 void set_freed(Error& error);
 /// The error of a request that failed: by its refusal, or by what the device or a recovery did to a command of it.

@@ -162,6 +162,7 @@ bool is_aligned_transfer(const Handle& handle, const Transfer& t) {
 }
 
 std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, const Interrupt& interrupt) {
+  if (handle.geometry().bytewise) return run_whole(handle, t, interrupt);
   const std::uint64_t capacity = handle.identity().capacity();
   const bool in_range = t.buffer && t.offset <= capacity && t.size <= capacity - t.offset &&
                         t.buffer_offset <= t.buffer.size && t.size <= t.buffer.size - t.buffer_offset &&

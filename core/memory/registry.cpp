@@ -270,7 +270,15 @@ Registry::Way Registry::way(const Reference& reference) {
   const Registration& r = *reference.registration;
   if (r.generation_.load(std::memory_order_relaxed) != reference.generation) return {Route::direct, "it is closed"};
   if (r.revoked_.load(std::memory_order_relaxed) != 0) return {Route::direct, "its exporter took it back"};
-  if (r.gpu_ == nullptr) return {Route::direct, "devices reach memory of this kind themselves"};
+  if (r.gpu_ == nullptr) {
+    // Of files the worst way is told: what goes through the page cache is not direct, whatever others do.
+    for (std::uint32_t device = 0; device < kMaxDevices; ++device) {
+      if (devices_[device] == nullptr || r.pages(device) == nullptr || !devices_[device]->limits().bytewise) continue;
+      const device::Medium medium = devices_[device]->medium();
+      if (medium.is_buffered) return {Route::buffered, devices_[device]->uri() + ": " + medium.why_buffered};
+    }
+    return {Route::direct, "devices reach memory of this kind themselves"};
+  }
   if (r.demand_ == Demand::staged) return {Route::staged, "staging was asked for"};
   bool mapped = false;
   for (std::uint32_t device = 0; device < kMaxDevices; ++device) {

@@ -9,6 +9,7 @@
 
 #include "base/fence.hpp"
 #include "base/steps.hpp"
+#include "device/bytewise.hpp"
 #include "nvme/status.hpp"
 
 namespace ugds::queue {
@@ -139,11 +140,12 @@ void QueuePair::retire_extra(Command& command, std::uint16_t status, std::uint64
 }
 
 /// One that failed, or has something extra.
-void QueuePair::retire_other(Command& command, std::uint16_t status, std::uint64_t now, bool stopped) {
+void QueuePair::retire_other(Command& command, std::uint16_t status, std::uint32_t result, std::uint64_t now,
+                             bool stopped) {
   if (status == 0) {
     statistics_.bytes[command.is_write].add(command.bytes);
   } else {
-    fail(command, status, stopped);
+    fail(command, status, result, stopped);
   }
   if (command.extra != 0) retire_extra(command, status, now);
 }
@@ -203,7 +205,7 @@ std::uint32_t QueuePair::reap() {
       if (nvme::CompletionWord{word}.succeeded()) [[likely]] {
         bytes[command.is_write] += command.bytes;
       } else {
-        fail(command, nvme::CompletionWord{word}.status(), false);
+        fail(command, nvme::CompletionWord{word}.status(), entry.result, false);
       }
       if (command.extra != 0) [[unlikely]]
         retire_extra(command, nvme::CompletionWord{word}.status(), now);
@@ -248,13 +250,18 @@ std::uint64_t* QueuePair::stage_with_page(Request& request) {
   return list_entries(page);
 }
 
-void QueuePair::fail(const Command& command, std::uint16_t status, bool stopped) {
-  statistics_.errors.add(1);
-  if (!stopped && shape_.events != nullptr && shape_.events->admit()) tell_failure(command, status);
+void QueuePair::fail(const Command& command, std::uint16_t status, std::uint32_t detail, bool stopped) {
+  if (shape_.bytewise && status == device::kEndOfFile && !stopped) {
+    statistics_.bytes[0].add(detail);
+  } else {
+    statistics_.errors.add(1);
+  }
+  if (!stopped && !shape_.bytewise && shape_.events != nullptr && shape_.events->admit()) tell_failure(command, status);
   Request* request = command.request;
   if (request == &nobody_ || command.offset >= request->failed_at) return;
   request->failed_at = command.offset;
   request->status = status;
+  request->detail = detail;
   request->stopped = stopped;
   request->on_idle = ending(request->on_idle);
 }
@@ -322,7 +329,7 @@ void QueuePair::tell_failure(const Command& command, std::uint16_t status) {
     event.operation = nvme::opcode_name(static_cast<nvme::Opcode>(entry.opcode));
     if (command.bytes != 0) {
       event.lba = entry.cdw10 | std::uint64_t{entry.cdw11} << 32;
-      event.blocks = (entry.cdw12 & 0xffff) + 1;
+      event.blocks = (entry.cdw12 & 0xfffff) + 1;
     }
     break;
   }
@@ -341,7 +348,7 @@ void QueuePair::last_commands(std::vector<TraceRecord>& out, std::uint32_t block
     if (entry.opcode == static_cast<std::uint8_t>(nvme::Opcode::read) ||
         entry.opcode == static_cast<std::uint8_t>(nvme::Opcode::write)) {
       record.offset = (entry.cdw10 | std::uint64_t{entry.cdw11} << 32) << block_shift;
-      record.bytes = ((entry.cdw12 & 0xffff) + 1) << block_shift;
+      record.bytes = ((entry.cdw12 & 0xfffff) + 1) << block_shift;
     }
     // The newest completion of that name that was taken.
     for (std::uint32_t j = 1; command.id != cid && j <= shape_.completion_depth; ++j) {

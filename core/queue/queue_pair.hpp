@@ -66,6 +66,7 @@ struct Shape {
   Pacer* pacer = nullptr;               ///< of the device; may be missing where nothing is paced
   EventSource* events = nullptr;        ///< of the device; may be missing where nobody is told
   bool huge = false;                    ///< rings in huge pages, where some are free
+  bool bytewise = false;                ///< of a device::Limits::bytewise device
 };
 
 class QueuePair {
@@ -228,11 +229,11 @@ class QueuePair {
   void retire(std::uint32_t slot, std::uint16_t status, std::uint32_t result, std::uint64_t now, bool stopped);
   void finish(Request& request, std::uint32_t result);
   void retire_extra(Command& command, std::uint16_t status, std::uint64_t now);
-  void retire_other(Command& command, std::uint16_t status, std::uint64_t now, bool stopped);
+  void retire_other(Command& command, std::uint16_t status, std::uint32_t result, std::uint64_t now, bool stopped);
   template <class Chosen>
   std::uint64_t oldest_of(Chosen&& chosen, std::uint16_t& cid) const;
   bool is_of(const Command& command, const Finished& list) const;
-  void fail(const Command& command, std::uint16_t status, bool stopped);
+  void fail(const Command& command, std::uint16_t status, std::uint32_t detail, bool stopped);
   [[gnu::cold]] void tell_failure(const Command& command, std::uint16_t status);
   void distrust(const nvme::CompletionEntry& entry);
   std::uint32_t turn_head(std::uint32_t head);
@@ -345,7 +346,7 @@ inline void QueuePair::retire(std::uint32_t slot, std::uint16_t status, std::uin
   if ((status | command.extra) == 0) [[likely]] {
     statistics_.bytes[command.is_write].add(command.bytes);
   } else {
-    retire_other(command, status, now, stopped);
+    retire_other(command, status, result, now, stopped);
   }
   Request* request = command.request;
   if (--request->in_flight == 0) finish(*request, result);

@@ -33,6 +33,7 @@ struct Request {
   bool expired = false;      ///< a command of it was overdue
   std::uint16_t status = 0;  ///< of the failure at the lowest offset
   std::uint32_t result = 0;  ///< dword 0 of the last completion
+  std::uint32_t detail = 0;  ///< of the failure at the lowest offset
 
   bool failed() const { return failed_at != kNoFailure; }
 };

@@ -278,7 +278,7 @@ nb::dict info(const PyDevice& device) {
   fields["model"] = identity.model;
   fields["serial"] = identity.serial;
   fields["firmware"] = identity.firmware;
-  fields["capacity"] = identity.capacity();
+  fields["capacity"] = handle->capacity();
   fields["block_size"] = identity.block_size;
   fields["namespace"] = identity.namespace_id;
   fields["max_transfer"] = identity.max_transfer;
@@ -292,6 +292,10 @@ nb::dict info(const PyDevice& device) {
   fields["completion"] = handle->completion();
   fields["retry"] = handle->retries();
   fields["state"] = engine::state_name(handle->state());
+  const device::Medium medium = handle->device().medium();
+  fields["medium"] = medium.kind;
+  fields["io"] = medium.io;
+  fields["why_buffered"] = medium.why_buffered;
   return fields;
 }
 
@@ -348,6 +352,23 @@ std::uint64_t staged_bytes(const PyDevice& device) {
   return handle->staged_bytes();
 }
 
+/// Of those read and written, what went through the page cache.
+std::uint64_t buffered_bytes(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "stats");
+  return handle->device().medium().buffered_bytes;
+}
+
+/// A URI, or a path as its own type says it.
+std::string uri_argument(nb::handle place) {
+  if (PyUnicode_Check(place.ptr())) return nb::cast<std::string>(place);
+  const nb::object path = nb::steal(PyOS_FSPath(place.ptr()));
+  if (!path.is_valid()) nb::raise_python_error();
+  const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(path));
+  const bool is_path = text.starts_with("/") || text.starts_with("./") || text.starts_with("../");
+  return is_path ? text : std::string("./").append(text);
+}
+
 std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (*get)(const engine::Identity&)) {
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) raise_stale(device, name);
@@ -373,7 +394,9 @@ void define_device(nb::module_& m) {
           .def_prop_ro(
               "capacity",
               [](const PyDevice& d) {
-                return property(d, "capacity", [](const engine::Identity& i) { return i.capacity(); });
+                const Table::Use handle(Table::instance(), d.id);
+                if (!handle) raise_stale(d, "capacity");
+                return handle->capacity();
               },
               "Bytes of the namespace.")
           .def_prop_ro(
@@ -394,6 +417,7 @@ void define_device(nb::module_& m) {
                "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
           .def("queue_stats", &queue_stats)
           .def("staged_bytes", &staged_bytes)
+          .def("buffered_bytes", &buffered_bytes)
           .def("batch", &open_batch, nb::arg("depth") = 128, nb::kw_only(), nb::arg("priority").none() = nb::none(),
                nb::sig("def batch(self, depth: int = 128, *, priority: str | None = None) -> Batch"),
                "A `Batch` of requests of which up to `depth` (1 to 1048576) are in flight, or ended and not collected, "
@@ -421,8 +445,9 @@ void define_device(nb::module_& m) {
 
   m.def(
       "open",
-      [](const std::string& uri, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues,
-         std::uint32_t depth, double deadline, std::optional<bool> interrupts, std::optional<std::uint32_t> retry) {
+      [](nb::handle place, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth,
+         double deadline, std::optional<bool> interrupts, std::optional<std::uint32_t> retry) {
+        const std::string uri = uri_argument(place);
         if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
         collect_retired();
         engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};

@@ -46,6 +46,9 @@ class DeviceInfo:
     retry: int  #: how often a read or write that a reset ended is submitted again
     completion: str  #: "interrupt" or "polling", with the reason where that is not what was asked for
     state: str  #: ready, recovering, wedged, lost or closed
+    medium: str = ""  #: of a file: its file system, or "block device"
+    io: str = ""  #: of a file: "io_uring", or "threads" and why
+    why_buffered: str = ""  #: of a file: why its requests go through the page cache; "" where they do not
 
     @classmethod
     def of(cls, device: Device) -> DeviceInfo:
@@ -73,6 +76,12 @@ class DeviceInfo:
             "completion": self.completion,
             "retry": f"{self.retry} times after a reset" if self.retry else "never",
         }
+        if self.transport == "file":
+            for name in ("namespace", "doorbells", "model"):
+                rows.pop(name, None)
+            rows["capacity"] = f"{sizes.format(self.capacity)} ({self.capacity} bytes)"
+            rows["medium"] = f"{self.medium}, by {self.io}"
+            rows["route"] = f"buffered: {self.why_buffered}" if self.why_buffered else "direct (O_DIRECT)"
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
 
@@ -95,8 +104,9 @@ class Stats:
     protocol_errors: int  #: completions that the controller posted and no command was waiting for
     retries: int  #: requests that a reset ended and that were submitted again, each time
     in_flight: int
-    route: str  #: direct or staged; "mixed" where some bytes went the one way and some the other
+    route: str  #: direct, staged or buffered; "mixed" where some bytes went the one way and some another
     staged_bytes: int  #: of those read and written, what went through pinned memory of the library's
+    buffered_bytes: int  #: of those read and written, what went through the page cache
     histogram: tuple[int, ...]
     queues: tuple[dict[str, Any], ...]  #: the same counts for each queue
     streams: dict[str, int] = dataclasses.field(default_factory=dict)  #: requests in stream order, and how they went
@@ -104,7 +114,12 @@ class Stats:
     @classmethod
     def of(cls, device: Device) -> Stats:
         return cls._sum(
-            device.uri, device.transport, device.queue_stats(), device.staged_bytes(), device.stream_stats()
+            device.uri,
+            device.transport,
+            device.queue_stats(),
+            device.staged_bytes(),
+            device.buffered_bytes(),
+            device.stream_stats(),
         )
 
     @classmethod
@@ -114,6 +129,7 @@ class Stats:
         transport: str,
         queues: list[dict[str, Any]],
         staged_bytes: int,
+        buffered_bytes: int,
         streams: dict[str, int],
     ) -> Stats:
         histograms = [queue["latency_ns_histogram"] for queue in queues]
@@ -122,8 +138,9 @@ class Stats:
             device=device,
             transport=transport,
             **counts,
-            route=_route(staged_bytes, counts["read_bytes"] + counts["write_bytes"]),
+            route=_route(staged_bytes, buffered_bytes, counts["read_bytes"] + counts["write_bytes"]),
             staged_bytes=staged_bytes,
+            buffered_bytes=buffered_bytes,
             histogram=tuple(map(sum, zip(*histograms, strict=True))),
             queues=tuple(queues),
             streams=streams,
@@ -138,7 +155,8 @@ class Stats:
             for name, value in self.streams.items()
         }
         staged = self.staged_bytes - earlier.staged_bytes
-        return self._sum(self.device, self.transport, rows, staged, streams)
+        buffered = self.buffered_bytes - earlier.buffered_bytes
+        return self._sum(self.device, self.transport, rows, staged, buffered, streams)
 
     def prometheus(self, *others: Stats) -> str:
         """The counts of every queue in Prometheus' text exposition format, version 0.0.4, to be served as `text/plain;
@@ -188,11 +206,12 @@ class Stats:
         )
 
 
-def _route(staged_bytes: int, all_bytes: int) -> str:
-    """Counts of what goes on meanwhile are a little apart."""
-    if staged_bytes == 0:
-        return "direct"
-    return "staged" if staged_bytes >= all_bytes else "mixed"
+def _route(staged_bytes: int, buffered_bytes: int, all_bytes: int) -> str:
+    """Counts of what goes on meanwhile are a little apart. What is staged may be buffered too, which is the worse."""
+    for name, part in (("buffered", buffered_bytes), ("staged", staged_bytes)):
+        if part != 0:
+            return name if part >= all_bytes else "mixed"
+    return "direct"
 
 
 def _difference(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:

@@ -104,11 +104,22 @@ TEST_CASE("text: URIs are taken apart and decoded") {
 }
 
 TEST_CASE("text: an absolute path is a place without a scheme") {
-  const Uri uri = parse_uri("/dev/a:b%20c?fd=7&ns=2");
+  const Uri uri = parse_uri("/dev/ugds_drv0%20?fd=7&ns=2");
   CHECK(uri.scheme.empty());
-  CHECK(uri.place == "/dev/a:b c");
+  CHECK(uri.place == "/dev/ugds_drv0 ");
   REQUIRE(uri.query.size() == 2);
   CHECK(uri.query[0] == std::pair<std::string, std::string>("fd", "7"));
+}
+
+TEST_CASE("text: a path is taken as it is") {
+  for (const char* path : {"/data/a:b%20c?fd=7&x", "./kv.bin", "../a%zz?", "/"}) {
+    CAPTURE(path);
+    const Uri uri = parse_uri(path);
+    CHECK(uri.scheme.empty());
+    CHECK(uri.place == path);
+    CHECK(uri.query.empty());
+  }
+  CHECK(refusal([] { parse_uri(std::string("/a\0b", 4)); }) != "");
 }
 
 TEST_CASE("text: what is no URI is refused") {

@@ -22,11 +22,11 @@ LAYERS = [
     "vfio_user",
     "emulator",
     "serve",
+    "file",
     "device",
     "memory",
     "queue",
     "engine",
-    "file",
     "capi",
     "simulation",
 ]
