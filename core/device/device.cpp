@@ -50,11 +50,13 @@ void Device::set_interrupts(std::span<const int> eventfds) {
   if (!eventfds.empty()) fail(EOPNOTSUPP, "open", "this transport has no interrupts", "completions are polled");
 }
 
+bool is_file(const Uri& uri) { return uri.scheme == "file" || (uri.scheme.empty() && !is_helper_path(uri.place)); }
+
 std::unique_ptr<Device> open(const std::string& text, const Uri& uri) {
   if (uri.scheme == "emulated") return std::make_unique<EmulatedDevice>(text, uri);
   if (uri.scheme == "vfio-user") return std::make_unique<VfioUserDevice>(text, uri);
-  if (uri.scheme.empty() && is_helper_path(uri.place)) return std::make_unique<UgdsDrvDevice>(text, uri);
-  if (uri.scheme.empty() || uri.scheme == "file") return std::make_unique<FileDevice>(text, uri);
+  if (is_file(uri)) return std::make_unique<FileDevice>(text, uri);
+  if (uri.scheme.empty()) return std::make_unique<UgdsDrvDevice>(text, uri);
   if (uri.scheme == "pci") {
     const PciFunction function = find_nvme_function(uri.place);
     if (function.driver == "ugds_drv") return std::make_unique<UgdsDrvDevice>(text, function, uri);

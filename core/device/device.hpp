@@ -213,6 +213,9 @@ class DmaMemory {
   std::unique_ptr<std::uint64_t[]> pages_;
 };
 
+/// Whether a URI names a file or block device.
+bool is_file(const Uri& uri);
+
 /// Opens what a URI names (`emulated:…`, `pci:…`, `vfio-user:…`). `text` is the URI as it was given, for messages.
 /// Throws Failure: EINVAL (unknown scheme or parameter, with the nearest known), and what the transport's opening
 /// throws.

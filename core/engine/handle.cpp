@@ -89,6 +89,8 @@ Handle::Handle(const std::string& text, const Policy& policy) : policy_(policy) 
     check(policy);
     Uri uri = parse_uri(text);
     take_common(uri, policy_);
+    // What lies behind a file has queues of its own: large commands, and waiters that sleep, suit it.
+    if (policy_.mode.empty() && device::is_file(uri)) policy_.mode = "throughput";
     scheduler_.emplace(policy_.mode);
     scheduler_->plan(policy_);
     set_up(text, uri);

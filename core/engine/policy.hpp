@@ -24,7 +24,8 @@ enum class Priority : std::uint8_t {
 };
 
 struct Policy {
-  std::string mode{};                          ///< by name (mode.hpp); empty: as the URI says, or "latency"
+  std::string mode{};                          ///< by name (mode.hpp); empty: as the URI says, or "latency", or of
+                                               ///< a file "throughput"
   std::uint32_t namespace_id = 0;              ///< 0: the first that is active
   std::uint32_t queues = 0;                    ///< I/O queue pairs asked for, of which the last is for batches where
                                                ///< there is more than one; 0: one a processor, 2 to 16, and that one
