@@ -122,6 +122,8 @@ void File::look(const std::string& name, int descriptor, const Options& options)
   const bool known = ::fstatfs(descriptor, &system) == 0;
   kind_ = is_block_device_ ? "block device" : known ? name_of_file_system(system.f_type) : "a file system";
   ask_alignment(descriptor);
+  // It takes O_DIRECT, and all the same a file is in the page cache and nowhere else.
+  if (known && system.f_type == TMPFS_MAGIC && !is_block_device_) why_buffered_ = "tmpfs has no direct I/O";
   if (options.direct == Direct::off) {
     why_buffered_ = "it was opened with direct=off";
   } else if (why_buffered_.empty() && !direct_) {

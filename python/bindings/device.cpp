@@ -458,6 +458,7 @@ void define_device(nb::module_& m) {
         device->uri = uri;
         device->id = without_lock([&] { return Table::instance().open(uri, policy); });
         const Table::Use handle(Table::instance(), device->id);
+        device->uri = handle->uri();  // of a descriptor the path that it was opened by
         device->transport = device::transport_name(handle->device().transport());
         return device.release();  // Python's now
       },

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and block devices: every read and write is what plain POSIX would make of it, whichever way it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ugds
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+KIB, MIB = 1 << 10, 1 << 20
+WAYS = {
+    "direct": "",
+    "buffered": "?direct=off",
+    "threads": "?io=threads",
+    "interrupts": "?interrupts=1",
+    "latency": "?mode=latency",
+}
+BOUND = 20.0
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return WAYS[request.param]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a file"
+
+
+def uri(path: Path, query: str = "") -> str:
+    return f"file:{str(path).replace(' ', '%20')}{query}"
+
+
+@contextmanager
+def fails(code: int, words: str = "") -> Iterator[None]:
+    with pytest.raises(ugds.Error, match=words or None) as caught:
+        yield
+    assert caught.value.errno == code, caught.value
+
+
+# --- The oracle ------------------------------------------------------------------------------------------------------
+
+#: Near the borders of blocks, pages and commands.
+EDGES = st.one_of(
+    st.integers(0, 3),
+    st.integers(0, 700_000),
+    st.builds(
+        lambda unit, count, off: max(0, unit * count + off),
+        st.sampled_from([512, 4096, 65536, MIB]),
+        st.integers(0, 3),
+        st.integers(-2, 2),
+    ),
+)
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "write", "write", "durable", "batch", "truncate"]), EDGES, EDGES, EDGES, st.randoms()
+    ),
+    min_size=1,
+    max_size=12,
+)
+ROOM = 8 * MIB
+
+
+class Posix:
+    """The same file, as bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+
+    def write(self, offset: int, data: bytes) -> None:
+        if offset > len(self.bytes):
+            self.bytes.extend(bytes(offset - len(self.bytes)))
+        self.bytes[offset : offset + len(data)] = data
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self.bytes[offset : offset + size])
+
+
+def play(device: ugds.Device, path: Path, operations: list[Any]) -> None:
+    model = Posix()
+    with ugds.empty(ROOM) as buffer:
+        view = np.frombuffer(memoryview(buffer), np.uint8)
+        view[:] = np.arange(ROOM, dtype=np.uint64).astype(np.uint8) ^ 0x5A
+        for kind, offset, size, place, random in operations:
+            size, place = max(size, 1), place % MIB
+            if kind in ("write", "durable"):
+                data = random.randbytes(min(size, 70_000)) * (-(-size // 70_000))
+                view[place : place + size] = np.frombuffer(data[:size], np.uint8)
+                assert device.write(buffer, offset, size, place, durable=kind == "durable") == size
+                model.write(offset, data[:size])
+            elif kind == "truncate":
+                os.truncate(path, offset)
+                model.write(offset, b"")
+                del model.bytes[offset:]
+            else:
+                before = view.copy()
+                expected = model.read(offset, size)
+                if kind == "read":
+                    assert device.read(buffer, offset, size, place) == len(expected)
+                else:
+                    with device.batch(8) as batch:
+                        batch.read(buffer, offset, size, place)
+                        (done,) = batch.wait()
+                        assert (done.size, done.error) == (len(expected), None)
+                end = place + len(expected)
+                assert bytes(view[place:end]) == expected
+                assert (view[:place] == before[:place]).all()
+                assert (view[end:] == before[end:]).all()
+            assert device.capacity == len(model.bytes)
+        del view
+    assert path.read_bytes() == model.bytes
+
+
+@pytest.mark.parametrize("query", WAYS.values(), ids=WAYS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_every_request_is_what_posix_would_make_of_it(tmp_path: Path, query: str, operations: list[Any]) -> None:
+    path = tmp_path / "oracle"
+    path.unlink(missing_ok=True)
+    with ugds.open(uri(path, query + ("&" if query else "?") + "create=1")) as device:
+        play(device, path, operations)
+
+
+@settings(max_examples=25, deadline=None)
+@given(operations=OPERATIONS)
+def test_a_file_in_memory_is_buffered_and_right(operations: list[Any]) -> None:
+    path = Path(f"/dev/shm/ugds-test-{os.getpid()}")
+    try:
+        with ugds.open(uri(path, "?create=1")) as device:
+            play(device, path, operations)
+            stats = device.stats()
+            assert device.info.why_buffered == "tmpfs has no direct I/O"
+            assert stats.buffered_bytes == stats.read_bytes + stats.write_bytes
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def test_neighbours_that_write_at_once_lose_nothing(path: Path, way: str) -> None:
+    """Ranges that share blocks and pages, each with a writer of its own: none may undo another's bytes."""
+    path.write_bytes(bytes(MIB))
+    size, writers, rounds = 1_777, 8, 40
+    wrong: list[str] = []
+    with ugds.open(uri(path, way)) as device:
+
+        def write(which: int) -> None:
+            with ugds.empty(size) as mine:
+                view = np.frombuffer(memoryview(mine), np.uint8)
+                for turn in range(rounds):
+                    view[:] = which * rounds + turn & 0xFF
+                    offset = (turn * writers + which) * size
+                    if device.write(mine, offset) != size:
+                        wrong.append(f"{which}: {turn}")
+                del view
+
+        threads = [threading.Thread(target=write, args=(which,)) for which in range(writers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    for turn in range(rounds):
+        for which in range(writers):
+            at = (turn * writers + which) * size
+            assert (data[at : at + size] == (which * rounds + turn & 0xFF)).all(), (turn, which)
+
+
+# --- Every way in ----------------------------------------------------------------------------------------------------
+
+
+def test_awaits_and_batches_end_where_the_file_does(path: Path, way: str) -> None:
+    data = os.urandom(3 * MIB + 17)
+    path.write_bytes(data)
+    step, count = 65_537, 60
+    with ugds.open(uri(path, way)) as device, ugds.empty(count * step) as buffer:
+        view = np.frombuffer(memoryview(buffer), np.uint8)
+        sizes = [max(0, min(step, len(data) - i * step)) for i in range(count)]
+
+        async def read_all() -> list[int]:
+            return list(
+                await asyncio.gather(
+                    *[device.aread(buffer, i * step, step, i * step) for i in range(count)]  # type: ignore[attr-defined]
+                )
+            )
+
+        assert asyncio.run(read_all()) == sizes
+        assert bytes(view[: len(data)]) == data
+        view[:] = 0
+        with device.batch(count) as batch:
+            offsets = np.arange(count) * step
+            batch.read(buffer, offsets, step, offsets)
+            got = {done.cookie: done.size for done in batch.wait()}
+        assert sorted(got.values()) == sorted(sizes)
+        assert bytes(view[: len(data)]) == data
+        del view
+
+
+def test_a_path_a_pathlib_path_and_a_descriptor_open_the_same_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(b"x" * 5000)
+    monkeypatch.chdir(path.parent)
+    descriptor = os.open(path, os.O_RDWR)
+    for place in (path, str(path), Path(path.name), f"./{path.name}", f"file:?fd={descriptor}"):
+        with ugds.open(place) as device, ugds.empty(5000) as buffer:
+            assert device.transport == "file"
+            assert device.read(buffer) == 5000
+            assert bytes(buffer) == b"x" * 5000
+            assert str(path) in device.info.uri or path.name in device.info.uri
+    os.fstat(descriptor)  # it is still ours
+    os.close(descriptor)
+
+
+def test_c_programs_register_descriptors_of_files(path: Path) -> None:
+    path.write_bytes(b"abc" * 1000)
+    script = f"""
+import ctypes, os, sys
+lib = ctypes.CDLL({ugds._core.library_path()!r})
+class Error(ctypes.Structure): _fields_ = [("err", ctypes.c_int), ("cu_err", ctypes.c_int)]
+class Descr(ctypes.Structure): _fields_ = [("type", ctypes.c_int), ("gap", ctypes.c_int), ("fd", ctypes.c_long)]
+for name in ("uGDSDriverOpen", "uGDSHandleRegister", "uGDSBufRegister", "uGDSGetDeviceCapacity"):
+    getattr(lib, name).restype = Error
+lib.uGDSRead.restype = ctypes.c_ssize_t
+lib.uGDSRead.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long, ctypes.c_long]
+lib.uGDSDriverOpen()
+fh, descr = ctypes.c_void_p(), Descr(1, 0, os.open({str(path)!r}, os.O_RDWR))
+assert lib.uGDSHandleRegister(ctypes.byref(fh), ctypes.byref(descr)).err == 0
+memory = ctypes.create_string_buffer(8192)
+assert lib.uGDSBufRegister(memory, ctypes.c_size_t(8192), 0).err == 0
+size = ctypes.c_uint64()
+assert lib.uGDSGetDeviceCapacity(fh, ctypes.byref(size)).err == 0
+print(size.value, lib.uGDSRead(fh, memory, 8000, 1, 3), memory.raw[3:9])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "3000 2999 b'bcabca'\n"), done.stderr
+
+
+# --- What is said of it ----------------------------------------------------------------------------------------------
+
+
+def test_info_and_statistics_say_which_way_the_bytes_went(path: Path) -> None:
+    path.write_bytes(bytes(MIB))
+    with ugds.open(uri(path, "?direct=off")) as device, ugds.empty("64KiB") as buffer:
+        device.read(buffer)
+        assert device.info.why_buffered == "it was opened with direct=off"
+        assert (buffer.route, device.stats().route) == ("buffered", "buffered")
+        assert device.stats().buffered_bytes == 65536
+        assert "buffered: it was opened with direct=off" in str(device.info)
+    with ugds.open(path) as device, ugds.empty("64KiB") as buffer:
+        if device.info.why_buffered:
+            pytest.skip(f"the temporary files' {device.info.medium} has no direct I/O")
+        device.read(buffer)
+        assert (buffer.route, device.stats().route, device.stats().buffered_bytes) == ("direct", "direct", 0)
+        assert device.info.mode == "throughput"
+        assert device.info.io in ("io_uring", "threads") or device.info.io.startswith("threads: ")
+
+
+def test_statistics_count_what_was_read_at_the_end_of_a_file(path: Path) -> None:
+    path.write_bytes(bytes(1000))
+    with ugds.open(path) as device, ugds.empty("64KiB") as buffer:
+        assert device.read(buffer) == 1000
+        stats = device.stats()
+        assert (stats.read_bytes, stats.errors) == (1000, 0)
+
+
+# --- Refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    with fails(errno.ENOENT, "create=1"):
+        ugds.open(tmp_path / "none")
+    with fails(errno.EISDIR, "directory"):
+        ugds.open(tmp_path)
+    with fails(errno.EINVAL, "neither a regular file nor a block device"):
+        ugds.open("/dev/null")
+    with fails(errno.EINVAL, "did you mean direct"):
+        ugds.open(uri(tmp_path / "none", "?dirct=on"))
+    with fails(errno.EINVAL, "use auto, on or off"):
+        ugds.open(uri(tmp_path / "none", "?direct=perhaps"))
+    with fails(errno.EBADF, "not open"):
+        ugds.open("file:?fd=999999")
+    with fails(errno.EINVAL, "names no file"):
+        ugds.open("file:")
+
+
+def test_direct_may_be_demanded() -> None:
+    path = Path(f"/dev/shm/ugds-demanded-{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    try:
+        with fails(errno.EOPNOTSUPP, "tmpfs has no direct I/O"):
+            ugds.open(uri(path, "?direct=on"))
+    finally:
+        path.unlink()
+
+
+def test_a_file_that_may_not_be_written_is_read(path: Path) -> None:
+    path.write_bytes(b"y" * 4096)
+    with ugds.open(uri(path, "?readonly=1")) as device, ugds.empty(4096) as buffer:
+        assert device.read(buffer) == 4096
+        with fails(errno.EBADF, "write on file:.*not open for this"):
+            device.write(buffer)
+        assert device.read(buffer) == 4096
+    assert path.read_bytes() == b"y" * 4096
+
+
+TOO_LARGE = """
+import resource, signal, sys, ugds
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with ugds.open(sys.argv[1]) as device, ugds.empty("2MiB") as buffer:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    try:
+        device.write(buffer)
+    except ugds.Error as error:
+        print(error.errno, error.operation, error.completed <= 1 << 20, bool(error.hint))
+    print(device.write(buffer, 0, 4096), device.state)
+"""
+
+
+@pytest.mark.parametrize("query", ["", "&io=threads", "&direct=off"])
+def test_a_write_that_finds_no_room_says_so(path: Path, query: str) -> None:
+    command = [sys.executable, "-c", TOO_LARGE, uri(path, "?create=1" + query)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{errno.EFBIG} write True True\n4096 ready\n"), done.stderr
+
+
+WITHOUT_URING = """
+import ctypes, struct, sys, ugds
+# Refuses io_uring_setup, as Docker's default seccomp profile does.
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+program = b"".join(struct.pack("HBBI", *rule) for rule in rules)
+memory = ctypes.create_string_buffer(program)
+libc = ctypes.CDLL(None, use_errno=True)
+head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(memory)))
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, head, 0, 0) == 0, ctypes.get_errno()
+with ugds.open(sys.argv[1]) as device, ugds.empty("1MiB") as buffer:
+    print(device.write(buffer, 3), device.read(buffer), device.info.io)
+try:
+    ugds.open(f"file:{sys.argv[1]}?io=uring")
+except ugds.Error as error:
+    print(error)
+"""
+
+
+def test_where_io_uring_is_refused_threads_do_it_and_it_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    done = subprocess.run([sys.executable, "-c", WITHOUT_URING, path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("1048576 1048576 threads: io_uring is not to be had: Operation not permitted")
+    assert "the device refused to create a completion queue" in second or "io_uring is not to be had" in second
+
+
+def test_a_child_of_a_fork_is_told_and_its_parent_goes_on(path: Path) -> None:
+    path.write_bytes(bytes(MIB))
+    with ugds.open(path) as device, ugds.empty("1MiB") as buffer:
+        assert device.read(buffer) == MIB
+        child = os.fork()
+        if child == 0:
+            try:
+                device.read(buffer)
+            except ugds.Error as error:
+                os._exit(0 if error.errno == errno.EBADF else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert device.read(buffer) == MIB
+
+
+def test_many_openings_leave_nothing_behind(path: Path) -> None:
+    path.write_bytes(bytes(8192))
+    ugds.open(path).close()
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for turn in range(40):
+        with ugds.open(uri(path, "?io=threads" if turn % 4 == 0 else "")) as device, ugds.empty(8192) as buffer:
+            assert device.read(buffer) == 8192
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert threading.active_count() == threads
+
+
+@pytest.fixture
+def loop_device(tmp_path: Path) -> Iterator[str]:
+    if os.geteuid() != 0 or shutil.which("losetup") is None:
+        pytest.skip("loop devices need root and losetup")
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4 * MIB))
+    made = subprocess.run(["losetup", "--find", "--show", image], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"no loop device: {made.stderr.strip()}")
+    yield made.stdout.strip()
+    subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
+
+
+def test_a_block_device_is_a_file_of_a_fixed_size(loop_device: str) -> None:
+    with ugds.open(loop_device) as device, ugds.empty("1MiB") as buffer:
+        assert device.capacity == 4 * MIB
+        assert device.info.medium == "block device"
+        view = np.frombuffer(memoryview(buffer), np.uint8)
+        view[:] = 0xA7
+        assert device.write(buffer, 4 * MIB - 1_000_001, 1_000_001) == 1_000_001
+        view[:] = 0
+        assert device.read(buffer, 4 * MIB - 100) == 100
+        assert (view[:100] == 0xA7).all()
+        assert (view[100:] == 0).all()
+        with fails(errno.ENOSPC):
+            device.write(buffer, 4 * MIB - 10, 100)
+        device.flush()
+        del view
+
+
+def test_a_block_device_that_the_kernel_uses_is_not_written(loop_device: str) -> None:
+    descriptor = os.open(loop_device, os.O_RDWR | os.O_EXCL)
+    try:
+        with fails(errno.EBUSY, "readonly=1"):
+            ugds.open(loop_device)
+        ugds.open(f"file:{loop_device}?readonly=1").close()
+    finally:
+        os.close(descriptor)
+
+
+def test_the_library_asks_for_no_memory_beyond_its_own_on_registration(path: Path) -> None:
+    """Memory is held by the kernel for each request; none is locked when it is registered."""
+    path.write_bytes(bytes(4096))
+    libc = ctypes.CDLL(None)
+    assert libc is not None
+    with ugds.open(path), ugds.empty("64MiB") as buffer:
+        assert len(memoryview(buffer)) == 64 * MIB
+        status = Path("/proc/self/status").read_text()
+        assert int(status.split("VmLck:")[1].split()[0]) == 0
