@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -441,3 +442,17 @@ def test_the_library_asks_for_no_memory_beyond_its_own_on_registration(path: Pat
         assert len(memoryview(buffer)) == 64 * MIB
         status = Path("/proc/self/status").read_text()
         assert int(status.split("VmLck:")[1].split()[0]) == 0
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio makes the baseline")
+@pytest.mark.slow
+def test_bench_files_measures_every_way_and_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ugds", "bench", "files", tmp_path, "--sizes", "64KiB", "--rounds", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    shares = {name for record in records for name in record["figures"] if name.startswith("share")}
+    assert shares == {"share_of_pread", "share_of_io_uring", "share_of_threads"}
+    assert all(figure["value"] > 0 for record in records for figure in record["figures"].values())
+    assert {record["route"] for record in records} <= {"direct", "buffered"}
+    assert list(tmp_path.iterdir()) == []

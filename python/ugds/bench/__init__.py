@@ -150,6 +150,13 @@ def _modes(arguments: argparse.Namespace) -> list[Record]:
     return modes.measure(arguments.device, arguments.seconds, arguments.only)
 
 
+def _files(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import files, load
+
+    sizes = load.parse_sizes(arguments.sizes) if arguments.sizes else files.SIZES
+    return files.measure(arguments.file, sizes, arguments.gpu, arguments.rounds)
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
@@ -172,4 +179,5 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "stream": _stream,
     "overlap": _overlap,
     "register": _register,
+    "files": _files,
 }
