@@ -29,7 +29,8 @@ std::uint64_t ticks_per_second() {
 }
 
 std::uint64_t ns_to_ticks(std::uint64_t ns) {
-  return static_cast<std::uint64_t>(static_cast<double>(ns) * static_cast<double>(ticks_per_second()) * 1e-9);
+  const double ticks = static_cast<double>(ns) * static_cast<double>(ticks_per_second()) * 1e-9;
+  return ticks < 0x1p63 ? static_cast<std::uint64_t>(ticks) : std::uint64_t{1} << 63;
 }
 
 std::uint64_t ticks_to_ns(std::uint64_t t) {

@@ -35,7 +35,7 @@ inline std::uint64_t ticks() {
 /// Ticks in a second. The first call measures for a quarter of a millisecond, where the processor does not say.
 std::uint64_t ticks_per_second();
 
-/// Conversions that do not overflow for spans of up to 24 days.
+/// Conversions of any span; of one that is longer than centuries to at most 2^63 ticks.
 std::uint64_t ns_to_ticks(std::uint64_t ns);
 std::uint64_t ticks_to_ns(std::uint64_t ticks);
 /// The same for any number of ticks, by a division of 128 bits: for what is written down.

@@ -7,9 +7,6 @@
 
 namespace ugds {
 
-namespace {
-
-/// Takes away what a cut has left of a UTF-8 character at the end.
 void mend_end(char* text, std::size_t size) {
   std::size_t end = std::strlen(text);
   if (end + 1 < size) return;  // not cut
@@ -20,6 +17,8 @@ void mend_end(char* text, std::size_t size) {
   const std::size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc0 ? 2 : 1;
   if (end - (begin - 1) < whole) text[begin - 1] = '\0';
 }
+
+namespace {
 
 void print(char* out, std::size_t size, const char* format, va_list arguments) {
   std::vsnprintf(out, size, format, arguments);

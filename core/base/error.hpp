@@ -36,6 +36,8 @@ struct Error {
 void set_cause(Error& error, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void set_hint(Error& error, const char* format, ...) __attribute__((format(printf, 2, 3)));
 void set_device(Error& error, const char* device);
+/// Takes away what a cut has left of a UTF-8 character at the end, where text fills its place of `size` bytes.
+void mend_end(char* text, std::size_t size);
 
 /// What set-up code throws. Caught at the C API and by the Python binding, never let through them.
 class Failure : public std::exception {

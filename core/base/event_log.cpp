@@ -28,8 +28,9 @@ namespace ugds {
 
 namespace {
 
-/// Events that wait for the log's thread.
-constexpr std::size_t kRoom = 256;
+/// Events that wait for the log's thread. The last of the room is not for those that come in numbers: whoever reads
+/// slowly is told all the same that a device is wedged.
+constexpr std::size_t kRoom = 256, kKept = 64;
 /// How long the thread stays when everything is told, and how long the end of the process waits for it.
 constexpr std::chrono::milliseconds kLinger{50};
 constexpr std::uint64_t kLastWords = 1'000'000'000;
@@ -214,6 +215,7 @@ void set_detail(Event& event, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(event.detail, sizeof event.detail, format, arguments);
+  mend_end(event.detail, sizeof event.detail);
   va_end(arguments);
 }
 
@@ -244,7 +246,10 @@ std::string line_of(const Event& e) {
   return out;
 }
 
-void EventSource::set_device(const char* uri) { std::snprintf(device_, sizeof device_, "%s", uri); }
+void EventSource::set_device(const char* uri) {
+  std::snprintf(device_, sizeof device_, "%s", uri);
+  mend_end(device_, sizeof device_);
+}
 
 bool EventSource::admit() {
   const std::uint64_t second = monotonic_ns() / 1'000'000'000u + 1;
@@ -296,7 +301,7 @@ void EventLog::add(const Event& event) noexcept try {
   if (const Observer observer = log.observer.load(std::memory_order_acquire)) observer(event);
   const std::lock_guard guard(log.lock);
   if (log.callback == nullptr && level_on_stderr() > static_cast<int>(Level::error) && !keeps_faults()) return;
-  if (log.added - log.told == kRoom) {
+  if (log.added - log.told >= kRoom - (event.numerous ? kKept : 0)) {
     log.lost += 1 + event.left_out;
     return;
   }

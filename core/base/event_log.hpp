@@ -39,6 +39,7 @@ struct Event {
   char device[80] = "";     ///< the URI, cut to fit
   char detail[240] = "";
   // Of the log.
+  bool numerous = false;       ///< of those that come in numbers, and take not all of the room that there is
   std::uint64_t left_out = 0;  ///< events of the device that were not told since the last that was
   std::uint64_t time_ns = 0;   ///< of the system's clock, since 1970
 };

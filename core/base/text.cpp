@@ -5,6 +5,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -223,20 +224,43 @@ Uri parse_uri(const std::string& text) {
   return uri;
 }
 
+namespace {
+
+/// The UTF-8 character at the start of the text: its bytes, and its number. No bytes: there is none.
+std::pair<std::size_t, std::uint32_t> character(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
+  const std::uint32_t first = byte(0);
+  if (first < 0x80) return {1, first};
+  const std::size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || size > text.size()) return {};
+  std::uint32_t number = first & (0x7fu >> size);
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return {};
+    number = number << 6 | (byte(i) & 0x3f);
+  }
+  static constexpr std::uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  if (number < kLeast[size] || number > 0x10ffff || (number >= 0xd800 && number < 0xe000)) return {};
+  return {size, number};
+}
+
+}  // namespace
+
 std::string json_text(std::string_view text) {
   std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
+  while (!text.empty()) {
+    const auto [size, number] = character(text);
+    // What a terminal obeys, what some end a line at, and what is no text.
+    const bool escaped =
+        size == 0 || number < 0x20 || (number >= 0x7f && number < 0xa0) || number == 0x2028 || number == 0x2029;
+    if (escaped) {
       char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", byte);
+      std::snprintf(code, sizeof code, "\\u%04x", size == 0 ? 0xfffd : number);
       out += code;
     } else {
-      out += c;
+      if (number == '"' || number == '\\') out += '\\';
+      out += text.substr(0, size);
     }
+    text.remove_prefix(std::max<std::size_t>(size, 1));
   }
   return out += '"';
 }

@@ -36,7 +36,8 @@ struct Uri {
 /// percent-encoding, NUL included.
 Uri parse_uri(const std::string& text);
 
-/// The text as a string of JSON, in its quotes. Bytes that are no UTF-8 stay as they are.
+/// The text as a string of JSON, in its quotes: all of it UTF-8, and nothing that a terminal obeys or that ends a line.
+/// Each byte that is no UTF-8 becomes U+FFFD.
 std::string json_text(std::string_view text);
 
 }  // namespace ugds

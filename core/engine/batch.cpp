@@ -325,6 +325,19 @@ bool Batch::is_settled(std::uint32_t generation) {
   return settled;
 }
 
+bool Batch::push() {
+  acquire();
+  const State state = handle_.state();
+  if (state == State::failed || state == State::lost) end_backlog(Refusal::not_ready);
+  if (has_backlog() && pump()) {
+    moved_.store(ticks(), std::memory_order_relaxed);
+    pair_.ring();
+  }
+  const bool waits = has_backlog();
+  pair_.release();
+  return waits;
+}
+
 bool Batch::settle(std::uint32_t generation, const Interrupt& interrupt) {
   Wait wait;
   for (;;) {

@@ -57,6 +57,10 @@ class Batch {
   /// Cancels what was not given to the device, waits for the rest within the bounds of recovery, and frees. False: it
   /// was closed before. Results that nobody collected are gone.
   bool close(std::uint32_t generation);
+  /// The last generation: one that had it is not opened again.
+  static constexpr std::uint32_t kLastGeneration = ~std::uint32_t{0};
+  /// For tests, of one that is closed: the next generation is `odd`, as after very many.
+  void age(std::uint32_t odd) { generation_ = odd - 1; }
 
   /// What a call answers that found the batch closed, and one that would take all or nothing.
   static constexpr std::int64_t kClosed = -1, kFull = -2, kMalformed = -3;
@@ -91,6 +95,8 @@ class Batch {
   std::uint64_t outstanding(std::uint32_t generation);
   /// The same of whichever generation it has.
   std::uint64_t outstanding();
+  /// Gives the device what waits for room, for who drains it. Whether something still waits.
+  bool push();
   /// Called by a recovery, which owns the queue pair: what a reset ended, and nobody was told of yet, is submitted
   /// again, as often as the handle's policy allows.
   void submit_again();

@@ -151,7 +151,8 @@ class Handle {
   std::string holders() const;
   /// Commands in flight over all queues.
   std::uint64_t in_flight() const;
-  /// Reaps until nothing is in flight, for at most `limit_ns`; recovers as any waiter would. True: nothing is.
+  /// Reaps until nothing is in flight, nor waits for room in a batch, for at most `limit_ns`; recovers as any waiter
+  /// would, also where the callers are elsewhere. True: nothing is.
   bool drain(std::uint64_t limit_ns);
   /// Ends every wait on the handle at its next look; the commands run on until the controller is stopped.
   void give_up() { given_up_.store(true, std::memory_order_relaxed); }
@@ -211,7 +212,8 @@ class Handle {
   bool stop(const char** how = nullptr);
   bool reset_function();
   bool reset_and_restart(const char* why);
-  void check_orphans(queue::QueuePair& pair);
+  void check_deadline(queue::QueuePair& pair, bool all);
+  bool push_batches();
   void set_state(State state, const char* why);
   void submit_again();
   void tell(const char* event, Level level, const char* action, const char* detail, const char* remedy = "");

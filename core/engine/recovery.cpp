@@ -105,18 +105,20 @@ void Handle::check_controller() {
     }
   }
   for (auto& pair : queues_) {
-    if (pair->has_orphans()) check_orphans(*pair);
+    if (pair->has_orphans()) check_deadline(*pair, false);
   }
 }
 
-/// Commands whose callers have gone have a deadline too: nobody else would look at it, and their memory is held.
-void Handle::check_orphans(queue::QueuePair& pair) {
+/// Commands whose callers have gone have a deadline too: nobody else would look at it, and their memory is held. While
+/// the device is drained those whose callers are elsewhere have it too: `all`.
+void Handle::check_deadline(queue::QueuePair& pair, bool all) {
   if (state() != State::ready || !pair.try_acquire()) return;
   pair.reap();
   std::uint16_t cid = 0;
-  const std::uint64_t oldest = pair.oldest_orphan(cid), now = ticks();
-  pair.release();
+  const std::uint64_t oldest = all ? pair.oldest(cid) : pair.oldest_orphan(cid), now = ticks();
   const bool overdue = oldest != 0 && now > oldest && now - oldest > ns_to_ticks(policy_.deadline_ns);
+  if (overdue) pair.expire(cid, oldest);
+  pair.release();
   if (overdue) recover_overdue(pair, cid, oldest);
 }
 
@@ -363,14 +365,25 @@ bool Handle::force_stop() {
   return stopped;
 }
 
+/// Requests of batches that wait for room, as after a reset: their callers need not be there. Whether there are any.
+bool Handle::push_batches() {
+  bool any = false;
+  for (std::uint32_t slot = 0; slot < kMostBatches; ++slot) {
+    if (Batch* const one = batch(slot)) any = one->push() || any;
+  }
+  return any;
+}
+
 bool Handle::drain(std::uint64_t limit_ns) {
   const std::uint64_t start = monotonic_ns();
   Idle idle;
-  for (unsigned round = 0; in_flight() != 0; ++round) {
+  for (unsigned round = 0; push_batches() || in_flight() != 0; ++round) {
     reap_all();
     if ((round & 63) == 63) {
       check_controller();
-      if (monotonic_ns() - start > limit_ns) return in_flight() == 0;
+      for (auto& pair : queues_) check_deadline(*pair, true);
+      if (state() == State::wedged) return false;  // nothing of it ends any more
+      if (monotonic_ns() - start > limit_ns) return !push_batches() && in_flight() == 0;
     }
     idle.pause(turn_);
   }

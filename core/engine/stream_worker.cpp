@@ -417,6 +417,7 @@ void StreamWorker::tell_poison(const StreamOp& op, bool marked) {
   if (!handle_.events().admit()) return;
   Event event;
   event.name = "poison";
+  event.numerous = true;
   event.operation = "read";
   event.action = marked ? "what was not read holds 0xdb, and the stream goes on"
                         : "the memory could not be marked: its old bytes may be there; the stream goes on";

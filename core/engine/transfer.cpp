@@ -191,7 +191,8 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     set_interrupted(error, handle, request.expired);
   } else if (refusal != Refusal::none) {
     set_refusal(error, handle, t, refusal);
-  } else if (request.expired || request.stopped) {
+  } else if (request.stopped || (request.expired && nvme::status_errno(request.status) == ECANCELED)) {
+    // Where what was overdue came in the end, the device's answer to it, or to another, is what there is to tell.
     set_recovered(error, handle, request);
   } else if (handle.geometry().bytewise && request.status == device::kSystemError) {
     set_system_error(error, t, request);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "engine/staged.hpp"
@@ -12,6 +13,13 @@
 namespace ugds::engine {
 
 using nvme::Opcode;
+
+namespace {
+
+/// How often a wait for our buffer asks whether it was interrupted.
+constexpr std::chrono::milliseconds kAsk{20};
+
+}  // namespace
 
 Bounce::Bounce(Handle& handle) : memory_(std::make_unique<memory::HostMemory>(kSize)) {
   const std::uint32_t device[] = {handle.geometry().number};
@@ -23,6 +31,25 @@ Bounce::Bounce(Handle& handle) : memory_(std::make_unique<memory::HostMemory>(kS
     registry.remove_ledger(ledger_);
     throw;
   }
+}
+
+/// Its taker may wait for as long as a device hangs.
+bool Bounce::take(const Interrupt& interrupt) {
+  std::unique_lock guard(lock_);
+  while (!given_.wait_for(guard, kAsk, [&] { return !taken_; })) {
+    guard.unlock();  // asking takes locks of the caller's
+    if (interrupt.asked != nullptr && interrupt.asked(interrupt.context)) return false;
+    guard.lock();
+  }
+  return taken_ = true;
+}
+
+void Bounce::give() {
+  {
+    const std::lock_guard guard(lock_);
+    taken_ = false;
+  }
+  given_.notify_one();
 }
 
 Bounce::~Bounce() {
@@ -154,6 +181,44 @@ std::int64_t refuse(Handle& handle, const Transfer& t, int code, const char* cau
   return -code;
 }
 
+/// An abandoned request may still have the buffer. 0, or what is to be told.
+std::int64_t wait_for_abandoned(Handle& handle, const Transfer& t, const Interrupt& interrupt) {
+  const auto begun = std::chrono::steady_clock::now();
+  const auto limit = begun + std::chrono::nanoseconds(handle.policy().deadline_ns);
+  auto asked = begun;
+  while (memory::Registry::instance().in_flight(handle.bounce().reference()) != 0) {
+    handle.drain(0);  // others may go on for ever
+    const auto now = std::chrono::steady_clock::now();
+    if (now > limit || handle.state() == State::wedged)
+      return refuse(handle, t, EBUSY, "an interrupted unaligned request is still in flight", "try again later");
+    if (interrupt.asked == nullptr || now - asked < kAsk) continue;
+    asked = now;
+    if (interrupt.asked(interrupt.context))
+      return refuse(handle, t, EINTR, "interrupted while another unaligned request was at work", "repeat the request");
+  }
+  return 0;
+}
+
+/// By who has our buffer.
+std::int64_t run_bounced(Handle& handle, const Transfer& t, const Interrupt& interrupt) {
+  Bounce& bounce = handle.bounce();
+  if (const std::int64_t refused = wait_for_abandoned(handle, t, interrupt); refused != 0) return refused;
+  // The copies are ours and not the controller's, so the caller's buffer is held for all of it.
+  memory::Hold hold;
+  while ((hold = memory::hold(bounce.ledger(), t.buffer)) == memory::Hold::closing) sched_yield();
+  if (hold == memory::Hold::stale) {
+    return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
+  }
+  const bool reachable = t.buffer.registration->kind() != memory::Kind::peer;
+  const std::int64_t result =
+      reachable
+          ? Walk(handle, t, interrupt).run()
+          : refuse(handle, t, EINVAL, "partial blocks cannot be copied to memory that the processor does not reach",
+                   "use whole blocks, and memory at a multiple of 4 bytes");
+  bounce.ledger().remove(t.buffer.registration->index());
+  return result;
+}
+
 }  // namespace
 
 bool is_aligned_transfer(const Handle& handle, const Transfer& t) {
@@ -197,26 +262,11 @@ std::int64_t run_any(Handle& handle, const Transfer& t, bool read_modify_write, 
   if (t.buffer.registration->generation() != t.buffer.generation) {
     return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
   }
-  std::lock_guard guard(handle.bounce().lock());
-  // An abandoned request may still have the buffer.
-  if (memory::Registry::instance().in_flight(handle.bounce().reference()) != 0 &&
-      !handle.drain(handle.policy().deadline_ns)) {
-    return refuse(handle, t, EBUSY, "an interrupted unaligned request is still in flight", "try again later");
-  }
-  // The copies are ours and not the controller's, so the caller's buffer is held for all of it.
-  memory::Hold hold;
-  while ((hold = memory::hold(handle.bounce().ledger(), t.buffer)) == memory::Hold::closing) sched_yield();
-  if (hold == memory::Hold::stale) {
-    return refuse(handle, t, ESTALE, "the registration is closed", "register the buffer again");
-  }
-  const bool reachable = t.buffer.registration->kind() != memory::Kind::peer;
-  const std::int64_t result =
-      reachable
-          ? Walk(handle, t, interrupt).run()
-          : refuse(handle, t, EINVAL, "partial blocks cannot be copied to memory that the processor does not reach",
-                   "use whole blocks, and memory at a multiple of 4 bytes");
-  handle.bounce().ledger().remove(t.buffer.registration->index());
-  return result;
+  Bounce& bounce = handle.bounce();
+  if (!bounce.take(interrupt))
+    return refuse(handle, t, EINTR, "interrupted while another unaligned request was at work", "repeat the request");
+  const std::unique_ptr<Bounce, void (*)(Bounce*)> taken(&bounce, [](Bounce* mine) { mine->give(); });
+  return run_bounced(handle, t, interrupt);
 }
 
 }  // namespace ugds::engine

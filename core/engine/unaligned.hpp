@@ -5,6 +5,7 @@
 // so a caller must allow it by name. One at a time for each handle; the aligned middle of a large one goes direct.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -29,8 +30,10 @@ class Bounce {
 
   std::byte* data() const { return memory_->data(); }
   const memory::Reference& reference() const { return reference_; }
-  std::mutex& lock() { return lock_; }
-  /// What requests that go through the buffer hold of their callers'; under lock().
+  /// Waits until nobody has the buffer, and has it. False: interrupted. The counterpart is `give`.
+  bool take(const Interrupt& interrupt);
+  void give();
+  /// What requests that go through the buffer hold of their callers'; for who has it.
   memory::Ledger& ledger() { return ledger_; }
 
  private:
@@ -38,6 +41,8 @@ class Bounce {
   memory::Reference reference_{};
   memory::Ledger ledger_;
   std::mutex lock_;
+  std::condition_variable given_;
+  bool taken_ = false;
 };
 
 /// A read or write of any offset, size and memory address. What is aligned is run as it is. A write that is not is

@@ -298,6 +298,7 @@ void QueuePair::distrust(const nvme::CompletionEntry& entry) {
   const nvme::CompletionWord word{entry.last};
   Event event;
   event.name = "protocol_error";
+  event.numerous = true;
   event.queue = shape_.id;
   event.command = word.cid();
   event.action = "the controller is not trusted any more, and is reset";
@@ -314,6 +315,7 @@ static std::uint16_t identifier(std::size_t slot, std::uint64_t staged, std::uin
 void QueuePair::tell_failure(const Command& command, std::uint16_t status) {
   Event event;
   event.name = "command_failed";
+  event.numerous = true;
   event.queue = shape_.id;
   const std::uint16_t cid = identifier(static_cast<std::size_t>(&command - commands_), command.staged, id_mask_);
   event.command = cid;
@@ -395,6 +397,10 @@ std::uint64_t QueuePair::oldest_of(Chosen&& chosen, std::uint16_t& cid) const {
     cid = static_cast<std::uint16_t>(command.id);
   }
   return oldest;
+}
+
+std::uint64_t QueuePair::oldest(std::uint16_t& cid) const {
+  return oldest_of([](const Command&) { return true; }, cid);
 }
 
 std::uint64_t QueuePair::oldest(const Request& request, std::uint16_t& cid) const {

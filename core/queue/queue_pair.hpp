@@ -187,6 +187,8 @@ class QueuePair {
   std::uint64_t oldest(const Finished& list, std::uint16_t& cid) const;
   /// The same over commands whose callers have gone.
   std::uint64_t oldest_orphan(std::uint16_t& cid);
+  /// The same of all.
+  std::uint64_t oldest(std::uint16_t& cid) const;
   /// Whether there may be such commands. May be asked by anybody.
   bool has_orphans() const { return has_orphans_.load(std::memory_order_relaxed); }
   /// Says of the request of a command in flight that it was overdue.

@@ -34,6 +34,8 @@ std::uint64_t time_argument(PyObject* value, const char* name, const char* opera
 PyObject* translate(const char* device) noexcept {
   try {
     throw;
+  } catch (const abi::__forced_unwind&) {
+    stay();  // see or_stay()
   } catch (nb::python_error& error) {
     error.restore();
   } catch (const Failure& failure) {

@@ -62,7 +62,7 @@ void define_errors(nb::module_& m) {
 void set_error(const Error& error) noexcept {
   log_events();  // what led to it comes first
   try {
-    PyErr_SetObject(error_type, error_object(error).ptr());
+    or_stay([&] { PyErr_SetObject(error_type, error_object(error).ptr()); });
   } catch (nb::python_error& other) {
     other.restore();
   } catch (...) {
@@ -121,7 +121,11 @@ Unlocked::Unlocked() : ending_(is_ending()), state_(PyEval_SaveThread()) {}
 Unlocked::~Unlocked() {
   // The interpreter is gone or going: taking its lock would end this thread in the middle of C++ code.
   while (!ending_ && is_ending()) pause();
-  PyEval_RestoreThread(state_);
+  or_stay([this] { PyEval_RestoreThread(state_); });
+}
+
+void stay() noexcept {
+  for (;;) pause();
 }
 
 PyDevice::~PyDevice() {
@@ -139,7 +143,7 @@ PyDevice::~PyDevice() {
 
 engine::Interrupt python_interrupt() {
   return {[](void*) {
-            nb::gil_scoped_acquire acquire;
+            const Locked lock;
             return PyErr_CheckSignals() != 0;
           },
           nullptr};

@@ -3,6 +3,7 @@
 // What the parts of the extension module share: errors, arguments, and the buffers that outlive their Python objects.
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 
 #include <cstddef>
@@ -43,6 +44,30 @@ void set_error(const Error& error) noexcept;
 /// Raises for this thread's last error.
 [[noreturn]] void raise_last();
 [[noreturn]] void raise_new(int code, const char* operation, const std::string& cause, const std::string& hint = "");
+
+[[noreturn]] void stay() noexcept;
+/// Runs what may take the interpreter's lock. An interpreter that ends meanwhile ends the thread there, by unwinding
+/// its stack: through what may not throw, which would end the process with a message, and through destructors that
+/// touch what is gone. So the thread stays where it is instead, until the process has ended.
+template <class Body>
+auto or_stay(Body&& body) {
+  try {
+    return body();
+  } catch (const abi::__forced_unwind&) {
+    stay();
+  }
+}
+/// Has the interpreter lock for its lifetime.
+class Locked {
+ public:
+  Locked() : state_(or_stay(PyGILState_Ensure)) {}
+  ~Locked() { PyGILState_Release(state_); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
 
 /// Lets go of the interpreter lock for its lifetime. Unlike nanobind's, it parks the thread if the interpreter has
 /// ended meanwhile.
@@ -152,6 +177,8 @@ View view_of(nb::handle buffer, const char* operation, Temporary* temporary = nu
 
 /// Logs the events that wait, by Python's `logging`, with the interpreter lock. Keeps an error that is being raised.
 void log_events() noexcept;
+/// Loads what that needs: when something fails there may be no descriptors left, or no memory.
+void prepare_to_log() noexcept;
 /// When the interpreter ends: logs the last ones.
 void stop_logging() noexcept;
 

@@ -450,6 +450,7 @@ void define_device(nb::module_& m) {
         const std::string uri = uri_argument(place);
         if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
         collect_retired();
+        prepare_to_log();
         engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};
         policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
         policy.retry = retry;

@@ -26,7 +26,7 @@ using Kept = std::shared_ptr<nb::object>;
 Kept keep(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* kept) {  // NOLINT: the deleter's
             if (is_ending()) return;
-            const nb::gil_scoped_acquire lock;
+            const Locked lock;
             delete kept;
           }};
 }
@@ -97,7 +97,7 @@ class ForeignMode final : public engine::Mode {
   }
 
   void plan(engine::Policy& policy) const override {
-    const nb::gil_scoped_acquire lock;
+    const Locked lock;
     if (!nb::hasattr(*mode_, "plan")) return;
     const nb::object plan = mode_->attr("plan")();
     if (plan.is_none()) return;
@@ -108,13 +108,13 @@ class ForeignMode final : public engine::Mode {
   }
 
   Settings begin() const override {
-    const nb::gil_scoped_acquire lock;
+    const Locked lock;
     return settings_of(mode_->attr("begin")());
   }
 
   bool adjust(const Observed& observed, Settings& settings) override {
     if (!adjusts_ || is_ending()) return false;
-    const nb::gil_scoped_acquire lock;
+    const Locked lock;
     // The waiter's own exception, such as one that a signal handler left, is none of the mode's business.
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -154,7 +154,7 @@ void define_modes(nb::module_& m) {
         if (PyCallable_Check(factory.ptr()) == 0) throw nb::type_error("the factory of a mode must be callable");
         if (name.empty()) raise_new(EINVAL, "register mode", "a mode without a name", "give it one");
         engine::register_mode(name, [made = keep(std::move(factory))]() -> std::unique_ptr<engine::Mode> {
-          const nb::gil_scoped_acquire lock;
+          const Locked lock;
           return std::make_unique<ForeignMode>(keep((*made)()));
         });
       },

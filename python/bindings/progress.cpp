@@ -84,8 +84,7 @@ std::vector<Channel::Told> Channel::take() {
   return std::exchange(told_, {});
 }
 
-/// The thread's work while there is some. Holds the device: closing it waits until nothing is left, as it does for
-/// every other request.
+/// The thread's work while there is some.
 class Progress::Driver {
  public:
   Driver(Progress& of, engine::Handle& handle)
@@ -289,7 +288,7 @@ void Progress::send(Batch& batch, std::uint32_t slot) {
 std::uint64_t Progress::submit(Wish wish) {
   const Table::Use handle(Table::instance(), id_);
   std::lock_guard guard(lock_);
-  if (!handle || closing_) {
+  if (!handle || closing_ || !keeps_device()) {
     Table::instance().explain_stale(id_, "await");
     throw Failure(last_error());
   }
@@ -307,6 +306,15 @@ std::uint64_t Progress::submit(Wish wish) {
   return token;
 }
 
+/// Under the lock. False: it is being closed.
+bool Progress::keeps_device() {
+  if (busy_) return true;
+  busy_.emplace(Table::instance(), id_);
+  if (*busy_) return true;
+  busy_.reset();
+  return false;
+}
+
 /// Under the lock.
 void Progress::wake() {
   if (sleeps_ == Sleep::for_work || sleeps_ == Sleep::nap) {
@@ -319,36 +327,29 @@ void Progress::wake() {
 
 bool Progress::forget(std::uint64_t token) {
   std::lock_guard guard(lock_);
-  return std::erase_if(wishes_, [&](const Wish& wish) { return wish.token == token; }) != 0;
+  const bool found = std::erase_if(wishes_, [&](const Wish& wish) { return wish.token == token; }) != 0;
+  if (found && !has_work()) {
+    if (sleeps_ == Sleep::for_work) busy_.reset();  // the thread will not come to it
+    idle_.notify_all();
+  }
+  return found;
 }
 
 void Progress::run() {
   std::unique_lock guard(lock_);
   for (;;) {
     sleeps_ = Sleep::for_work;
-    if (!has_work()) idle_.notify_all();
+    if (!has_work()) {
+      busy_.reset();
+      idle_.notify_all();
+    }
     changed_.wait(guard, [&] { return stopping_ || has_work(); });
     sleeps_ = Sleep::none;
     if (!has_work()) return;
+    engine::Handle& handle = **busy_;
     guard.unlock();
-    {
-      const Table::Use handle(Table::instance(), id_);
-      if (handle) {
-        Driver(*this, *handle).run();
-        guard.lock();
-        continue;
-      }
-    }
+    Driver(*this, handle).run();
     guard.lock();
-    // Given up before the thread came to it: a device that closes has ended whatever was in flight.
-    std::deque<Wish> left = std::exchange(wishes_, {});
-    for (Wish& wish : std::exchange(flushes_, {})) left.push_back(std::move(wish));
-    for (Wish& wish : flights_) {
-      if (wish.channel) left.push_back(std::exchange(wish, {}));
-    }
-    in_flight_ = 0;
-    Table::instance().explain_stale(id_, "await");
-    for (const Wish& wish : left) tell(wish, -EBADF, failure(last_error()));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -81,6 +82,7 @@ class Progress {
   class Driver;
 
   void run();
+  bool keeps_device();
   bool has_work() const { return in_flight_ != 0 || !wishes_.empty() || !flushes_.empty(); }
   std::uint32_t board(Wish& wish);
   void send(engine::Batch& batch, std::uint32_t slot);
@@ -99,6 +101,9 @@ class Progress {
   std::vector<Wish> flights_;
   std::vector<std::uint32_t> free_;  ///< of the flights
   std::uint64_t in_flight_ = 0;
+  /// The device, from the first request until none is left: whoever closes it waits for the last, as for every other
+  /// call, also before the thread has come to it.
+  std::optional<engine::Table::Use> busy_;
   enum class Sleep : std::uint8_t { none, for_work, nap, interrupt };
   Sleep sleeps_ = Sleep::none;
   bool closing_ = false, stopping_ = false;

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ugds._report import CommandError
 
 _FILES = ("faults.1.jsonl", "faults.jsonl")
 _TRACE = "wedge.trace.json"
+_MOST_BYTES = 1 << 20  # of a file; the library's have an eighth of it
 Event = dict[str, Any]
 
 
@@ -21,17 +24,27 @@ def folder() -> Path | None:
     return Path(name) if name else None
 
 
+def _read(path: Path) -> str:
+    """The text of a file as the library leaves it: of nothing else, which might not end or keep us waiting."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
+
+
 def _events(path: Path) -> list[Event]:
     """Those of one file, in their order. What a full disk has cut is passed over."""
     found = []
-    try:
-        text = path.read_text("utf-8", "replace")
-    except OSError:
-        return []
-    for line in text.splitlines():
+    for line in _read(path).split("\n"):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and {"time", "event", "pid", "started_ns"} <= event.keys():
             found.append(event)
@@ -57,6 +70,11 @@ def trace() -> Path | None:
     return where / _TRACE if where is not None and (where / _TRACE).is_file() else None
 
 
+def _shown(text: object) -> str:
+    """Text of whoever had the events, such as a URI, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
 def describe(event: Event) -> str:
     """An event in words."""
     what = str(event["event"]).replace("_", " ")
@@ -71,7 +89,7 @@ def describe(event: Event) -> str:
             lines.append(f"    {label:<7} {event[name]}")
     if event.get("left_out"):
         lines.append(f"    and {event['left_out']} more events before it, which were only counted")
-    return "\n".join(lines)
+    return "\n".join(map(_shown, lines))
 
 
 def report(as_json: bool) -> int:
@@ -88,12 +106,12 @@ def report(as_json: bool) -> int:
         print(f"no fault is known ({where})")
         return 0
     first = events[0]
-    print(f"process {first['pid']} ({first.get('program', 'unknown')}) had {len(events)} event(s):")
+    print(f"process {first['pid']} ({_shown(first.get('program', 'unknown'))}) had {len(events)} event(s):")
     device = None
     for event in events:
         if event.get("device") != device:
             device = event.get("device")
-            print(f"\n{device}")
+            print(f"\n{_shown(device)}")
         print(describe(event))
     path = trace()
     if path is not None and any(event["event"] == "wedged" for event in events):

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+
+from ugds import _core
 
 LOGGER = logging.getLogger("ugds")
 LOGGER.addHandler(logging.NullHandler())  # silent, unless the program asks for logs
@@ -15,3 +18,28 @@ def emit(line: str) -> None:
     """Logs one event: the line is the message, and its fields are the record's `ugds`."""
     fields = json.loads(line)
     LOGGER.log(_LEVELS[fields["level"]], "%s", line, extra={"ugds": fields})
+
+
+def _log_all() -> None:
+    """Logs what waits, unless somebody is at it."""
+    failed: Exception | None = None
+    while _core.begin_log():
+        try:
+            while (line := _core.next_event()) is not None:
+                try:
+                    emit(line)
+                except Exception as error:  # of a handler: the others are logged all the same
+                    failed = error
+        finally:
+            _core.end_log()
+    if failed is not None:
+        raise failed
+
+
+def start() -> None:
+    """Starts the thread that logs what waits. Not in the main thread, which may be inside of `threading` just now; and
+    not in this one, which `threading` would take for a thread that never ends."""
+    try:
+        threading.Thread(target=_log_all, name="ugds-log", daemon=True).start()
+    except (RuntimeError, MemoryError):  # there is none to be had, or the interpreter ends
+        _log_all()

@@ -355,6 +355,34 @@ def test_a_loop_that_is_closed_with_requests_in_flight_leaves_nothing(open_ssd: 
     assert _core.open_registrations() == registrations
 
 
+def test_closing_too_early_takes_nothing_from_a_request_that_was_just_submitted() -> None:
+    """Whether or not the thread that tells of its end has come to it yet. In a process of its own: it crashed."""
+    code = """
+import asyncio, ugds
+async def main():
+    refused = closed = 0
+    while refused < 1500 or closed < 3:
+        ssd, buffer = ugds.open("emulated:1MiB?latency=1ms", queues=2), ugds.empty("4KiB")
+        for turn in range(500):
+            task = asyncio.ensure_future(ssd.aread(buffer))
+            await asyncio.sleep(0)
+            try:
+                ssd.close(drain=0)
+            except ugds.Error as error:
+                assert error.errno == 16, error
+                refused += 1
+            assert await task == 4096
+            if ssd.closed:
+                break
+        ssd.close()
+        buffer.close()
+        closed += 1
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("event", ["close", "drop", "remove", "hang", "power", "wedge"])
 def test_what_happens_to_the_device_in_the_middle_is_raised(event: str) -> None:
     uri = "emulated:1MiB?latency=20ms&vwc=1"

@@ -122,6 +122,7 @@ def test_closing_names_the_operations_on_streams(fake: dict[str, str]) -> None:
     printed = run(
         STREAM
         + """
+gpu.spin(1_000_000_000, stream)  # the stream does not come to it, and the device has nothing to do
 operation = ssd.read_async(buffer, 0, stream=stream.handle)
 for call in (lambda: ssd.close(drain=0), buffer.close):
     try:
@@ -135,6 +136,7 @@ ssd.close()
         **fake,
     )
     device, registration, result, end = printed.split("\n")
+    assert "in flight" not in device
     assert device.startswith("EBUSY ") and "1 operation is pending on a stream" in device
     assert registration.startswith("EBUSY in flight on the buffer: ")
     assert "pending on streams of emulated:16MiB" in registration

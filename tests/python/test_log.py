@@ -78,6 +78,7 @@ def told() -> Iterator[list[dict[str, Any]]]:
             assert record.levelname.lower() == fields["level"]
             found.append(fields)
 
+    _core.flush_events(5.0)  # type: ignore[attr-defined]  # of what was before
     logger, handler = logging.getLogger("ugds"), Handler()
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
@@ -246,6 +247,71 @@ def test_events_of_other_threads_are_logged_while_one_holds_the_interpreter(told
     assert [event["event"] for event in told].count("recovered") == 3
 
 
+def test_nothing_is_logged_in_the_middle_of_what_the_main_thread_does(tmp_path: Path) -> None:
+    """It may have a lock that a handler takes, as that of a QueueHandler's queue."""
+    done = python(
+        f"""
+import logging, threading, time, ugds, ugds.testing
+lock, seen = threading.Lock(), []
+class Handler(logging.Handler):
+    def emit(self, record):
+        with lock:
+            seen.append(record.ugds["event"])
+logging.getLogger("ugds").addHandler(Handler())
+def fail():
+    with ssd.batch(1) as batch:
+        batch.read(buffer, 0, 512)
+        assert batch.completed(1, timeout=20).errors  # told here, and so nothing is raised
+with ugds.open("{URI}") as ssd, ugds.empty("4KiB") as buffer:
+    ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281)
+    thread = threading.Thread(target=fail)
+    with lock:
+        thread.start()
+        while thread.is_alive():
+            pass
+        for _ in range(1000):
+            pass  # by now the interpreter has been asked
+    while not seen or threading.active_count() > 1:  # nothing of it stays
+        time.sleep(0.01)
+    print(seen)
+""",
+        UGDS_STATE_DIR=str(tmp_path),
+    )
+    assert (done.stdout, done.stderr) == ("['command_failed']\n", "")
+
+
+def test_a_reader_that_is_slow_is_told_what_matters_all_the_same(told: list[dict[str, Any]]) -> None:
+    goes_on = threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            goes_on.wait(60)
+
+    handler = Slow()
+    logging.getLogger("ugds").addHandler(handler)
+    try:
+        with contextlib.ExitStack() as stack:
+            ssds = [stack.enter_context(ugds.open(URI, queues=1)) for _ in range(20)]
+            bad = stack.enter_context(ugds.open(URI, deadline=0.2, queues=1))
+            buffer = stack.enter_context(ugds.empty("4KiB"))
+            for ssd in ssds:
+                ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281, count=16)
+                batch = stack.enter_context(ssd.batch(16))
+                batch.read(buffer, [0] * 16, 512, [0] * 16)
+                assert len(batch.completed(16, timeout=20).errors) == 16
+            ugds.testing.emulator(bad).inject("fatal", opcode=2)
+            with stack.enter_context(bad.batch(1)) as batch:
+                batch.read(buffer, 0, 512)
+                assert len(batch.completed(1, timeout=20).errors) == 1
+            goes_on.set()
+    finally:
+        goes_on.set()
+        logging.getLogger("ugds").removeHandler(handler)
+    _core.flush_events(5.0)  # type: ignore[attr-defined]
+    assert [event["event"] for event in told if event["event"] in ("reset", "recovered")] == ["reset", "recovered"]
+    assert sum(event.get("left_out", 0) for event in told) > 0  # there was no room for all of them
+
+
 # --- Standard error and the file ----------------------------------------------------------------------------------
 
 
@@ -305,6 +371,7 @@ def test_the_last_fault_is_printed_with_what_to_do_and_the_last_commands_are_kep
     ]
     assert (np.diff(trace.records["staged"].astype("i8")) >= 0).all()
     content = json.loads((state / "wedge.trace.json").read_text())
+    assert '"in flight when the device wedged"' in json.dumps(content["traceEvents"][-4:])
     phases = [event["ph"] for event in content["traceEvents"]]
     assert phases.count("b") == phases.count("e") == len(trace.records)
 
@@ -387,6 +454,85 @@ def test_lines_that_are_cut_are_passed_over(tmp_path: Path) -> None:
     file.write_bytes(b'{"time": "2026\n\xff\xfe\n[1]\n\n{}\n' + file.read_bytes() + b'{"time": "cut')
     done = doctor("--last-fault", "--json", UGDS_STATE_DIR=str(tmp_path))
     assert events(done.stdout)[-1]["event"] == "wedged"
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_NOFILE", "RLIMIT_AS"])
+def test_a_failure_is_told_where_there_are_no_descriptors_or_no_memory_left(tmp_path: Path, limit: str) -> None:
+    done = python(
+        f"""
+import os, resource, sys, ugds, ugds.testing
+class Handler:
+    level = 0
+    def handle(self, record):
+        print(record.ugds["event"], flush=True)
+def listen():
+    sys.modules["logging"].getLogger("ugds").handlers.append(Handler())
+ssd, buffer = ugds.open("{URI}"), ugds.empty("4KiB")
+ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281)
+listen()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+most = used if "{limit}" == "RLIMIT_AS" else 3
+resource.setrlimit(resource.{limit}, (most, most))
+try:
+    ssd.read(buffer)
+except ugds.Error as error:
+    print(error.status)
+""",
+        UGDS_STATE_DIR=str(tmp_path),
+    )
+    assert (done.stdout, done.stderr) == ("command_failed\n641\n", "")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "folder", "endless", "deep"])
+def test_a_doctor_reads_nothing_but_what_the_library_leaves(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "faults.jsonl"
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "link":
+        file.symlink_to("/dev/zero")
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "endless":
+        with file.open("wb") as sparse:
+            sparse.truncate(1 << 40)
+    else:
+        file.write_text("[" * 100000 + "\n")
+    done = doctor("--last-fault", UGDS_STATE_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "no fault is known" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a\x1b]0;title\x07\x1b[2J", "a\\x1b]0;title\\x07\\x1b[2J"),
+        ("a\x9b31m\x7f", "a\\x9b31m\\x7f"),
+        ("a\u2028b\u2029c\x85d", "a\\u2028b\\u2029c\\x85d"),
+        ("x" * 42 + "\u20ac" * 20, "x" * 42 + "\u20ac" * 3),
+    ],
+)
+def test_text_of_callers_neither_commands_a_terminal_nor_hides_an_event(tmp_path: Path, name: str, shown: str) -> None:
+    done = python(
+        f"""
+import ugds, ugds.testing
+with ugds.open("emulated:1MiB?lba=512&name=" + {name!a}) as ssd, ugds.empty("4KiB") as buffer:
+    ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281)
+    try:
+        ssd.read(buffer)
+    except ugds.Error:
+        pass
+""",
+        UGDS_STATE_DIR=str(tmp_path),
+        UGDS_LOG="warning",
+    )
+    kept = (tmp_path / "faults.jsonl").read_text("utf-8")
+    for line in (done.stderr, kept):
+        assert line.endswith("\n") and line[:-1].isprintable(), ascii(line)
+        cut = name.encode()[: 79 - len("emulated:1MiB?lba=512&name=")].decode("utf-8", "ignore")
+        assert json.loads(line)["device"] == "emulated:1MiB?lba=512&name=" + cut
+    printed = doctor("--last-fault", UGDS_STATE_DIR=str(tmp_path)).stdout
+    assert f"\nemulated:1MiB?lba=512&name={shown}\n" in printed
+    assert printed.replace("\n", "").isprintable()
 
 
 def test_a_doctor_without_a_question_says_what_can_be_asked() -> None:

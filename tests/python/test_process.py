@@ -62,6 +62,35 @@ ssd.close()
     assert printed.split("\n") == ["interrupted True", "EBUSY", "True", "4096", "False ready []", ""]
 
 
+@pytest.mark.parametrize(
+    "other", ["threading.Thread(target=ssd.read, args=(other, 1, 10), daemon=True).start()", "once()"]
+)
+def test_an_interrupt_ends_a_wait_for_somebody_elses_partial_blocks(other: str) -> None:
+    """They go through one buffer, which a device that hangs keeps for as long as the deadline."""
+    printed = run(f"""
+ssd = ugds.open("emulated:1MiB?lba=512", deadline=20, queues=1)
+ugds.testing.emulator(ssd).inject("hang", opcode=2, count=2)
+buffer, other = ugds.empty("4KiB"), ugds.empty("4KiB")
+def once():
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        ssd.read(other, 1, 10)
+    except KeyboardInterrupt:
+        pass
+{other}
+time.sleep(0.3)
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+start = time.monotonic()
+try:
+    ssd.read(buffer, 1, 10)
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - start < 10)
+sys.stdout.flush()
+os._exit(0)
+""")
+    assert printed == "interrupted True\n"
+
+
 def test_an_interrupt_leaves_a_with_block_as_what_it_is() -> None:
     """Not as the error of closing a buffer that is still held."""
     printed = run("""
@@ -293,6 +322,49 @@ def forever():
         pass  # closed under it
 {end}
 """)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_interpreter_ends_silently_under_threads_that_go_on(seed: int) -> None:
+    """They are daemons, and find a device that is closed and an interpreter that ends, wherever they are."""
+    for turn in range(5):
+        code = f"""
+import asyncio, logging, random
+choose = random.Random({seed * 10 + turn})
+logging.basicConfig(stream=open(os.devnull, "w"), level=logging.DEBUG)
+ssd = ugds.open("emulated:4MiB?lba=512&timeout=1", deadline=0.05, queues=3, retry=choose.choice([0, 2]))
+emulator = ugds.testing.emulator(ssd)
+def on(body):
+    def run():
+        while True:
+            try:
+                body()
+            except ugds.Error:
+                pass
+    threading.Thread(target=run, daemon=True).start()
+def read():
+    with ugds.empty("64KiB") as buffer:
+        while True:
+            ssd.read(buffer, choose.choice([0, 1]), 50000)
+def batch():
+    buffer, at = ugds.empty("64KiB"), numpy.arange(60) * 512
+    with ssd.batch(64) as made:
+        made.read(buffer, at, 512, at)
+        made.completed(60, timeout=0.01)
+def fail():
+    emulator.inject(choose.choice(["fatal", "hang", "status", "unknown_id"]), opcode=2, abortable=False)
+    time.sleep(0.01)
+def wait():
+    async def all_of_them():
+        buffers = [ugds.empty("4KiB") for _ in range(8)]
+        while not ssd.closed:
+            await asyncio.gather(*(ssd.aread(buffer) for buffer in buffers), return_exceptions=True)
+    asyncio.run(all_of_them())
+for body in (read, read, batch, fail, wait):
+    on(body)
+time.sleep(choose.random() * 0.4)
+"""
+        assert run(code) == ""
 
 
 def test_other_threads_run_while_a_request_waits(open_ssd: OpenSsd) -> None:

@@ -124,15 +124,20 @@ def test_a_request_that_is_ended_each_time_fails_when_its_retries_are_spent(open
         assert WAYS[way](device, buffer, 1) == [64 * KIB]
 
 
-def test_the_prefix_that_is_right_is_told_and_not_moved_again(open_ssd: OpenSsd) -> None:
+@pytest.mark.parametrize("way", ["sync", "batch"])
+def test_the_prefix_that_is_right_is_told_and_not_moved_again(open_ssd: OpenSsd, way: str) -> None:
     """Of eight commands the third hangs twice: two are right, and are read once."""
     device = open_ssd(URI, deadline=0.2, queues=1, depth=2, retry=1)  # one command at a time
     data = filled(device, 1)
     emulator = ugds.testing.emulator(device)
     emulator.inject("hang", opcode=READ, lba=32, blocks=16, abortable=False, count=2)
     with ugds.empty(64 * KIB) as buffer:
-        with pytest.raises(ugds.Error) as caught:
-            device.read(buffer)
+        with pytest.raises(ugds.Error) as caught, device.batch(4) as made:
+            if way == "sync":
+                device.read(buffer)
+            else:
+                made.read(buffer, 0, 64 * KIB)
+                made.wait()
         assert (caught.value.errno, caught.value.completed) == (errno.ETIMEDOUT, 16 * KIB)
         view = np.frombuffer(buffer, "u1")
         assert np.array_equal(view[: 16 * KIB], data[: 16 * KIB])
@@ -148,7 +153,8 @@ def test_writes_are_the_same_bytes_again(open_ssd: OpenSsd, way: str, durable: b
     emulator = ugds.testing.emulator(device)
     data = np.random.default_rng(8).integers(0, 256, 64 * KIB, "u1")
     emulator.inject("hang", opcode=WRITE, skip=2, abortable=False)
-    with ugds.register(data) as buffer:
+    with ugds.empty(64 * KIB) as buffer:  # on pages, as most requests are
+        memoryview(buffer)[:] = data.tobytes()
         if way == "sync":
             assert device.write(buffer, durable=durable) == 64 * KIB
         else:
@@ -159,6 +165,25 @@ def test_writes_are_the_same_bytes_again(open_ssd: OpenSsd, way: str, durable: b
     if durable:
         emulator.power_cut()
     assert emulator.peek(0, 64 * KIB) == data.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["fatal", "hang"])
+def test_closing_waits_for_what_is_submitted_again(kind: str) -> None:
+    """Also where nobody is in a call of the batch when the reset comes."""
+    uri = URI + f"&name=closing-{kind}"
+    data = np.random.default_rng(3).integers(0, 256, 64 * KIB, "u1")
+    ssd = ugds.open(uri, deadline=0.2, retry=2)
+    try:
+        with ugds.register(data) as buffer:
+            ugds.testing.emulator(ssd).inject(kind, opcode=WRITE, skip=3, abortable=False)
+            made = ssd.batch(16)
+            at = np.arange(0, 64 * KIB, 4 * KIB)
+            made.write(buffer, at, 4 * KIB, at)
+            ssd.close(drain=20)
+        with ugds.open(uri) as again:
+            assert ugds.testing.emulator(again).peek(0, 64 * KIB) == data.tobytes()
+    finally:
+        ugds.testing.forget_subsystem(f"closing-{kind}")
 
 
 @pytest.mark.parametrize("call", ["flush", "discard"])
