@@ -36,7 +36,8 @@ struct Name {
   HandleId handle = 0;
   BatchId batch;
 };
-constexpr unsigned kHandleBits = 32, kSlotBits = 8, kGenerationBits = 24;
+constexpr unsigned kHandleBits = 24, kSlotBits = 8, kGenerationBits = 32;
+static_assert(kHandleBits + kSlotBits + kGenerationBits == 64 && sizeof(BatchId::generation) * 8 == kGenerationBits);
 static_assert(ugds::engine::Handle::kMostBatches == 1u << kSlotBits);
 
 uGDSBatchHandle_t pack(const Name& name) {
@@ -47,8 +48,8 @@ uGDSBatchHandle_t pack(const Name& name) {
 
 Name unpack(uGDSBatchHandle_t batch) {
   const std::uint64_t bits = reinterpret_cast<std::uintptr_t>(batch);
-  return {bits & 0xffff'ffff,
-          {static_cast<std::uint32_t>(bits >> kHandleBits & 0xff),
+  return {bits & ((std::uint64_t{1} << kHandleBits) - 1),
+          {static_cast<std::uint32_t>(bits >> kHandleBits & ((1u << kSlotBits) - 1)),
            static_cast<std::uint32_t>(bits >> (kHandleBits + kSlotBits))}};
 }
 
@@ -181,10 +182,6 @@ uGDSError_t uGDSBatchIOSetUp(uGDSBatchHandle_t* batch, uGDSHandle_t fh, unsigned
   return guarded("batch", [&] {
     if (id_of(fh) >> kHandleBits != 0) ugds::fail(ENOSPC, "batch", "too many handles were opened in this process");
     const Name name{id_of(fh), handle->open_batch(nr, ugds::engine::Priority::unsaid)};
-    if (name.batch.generation >> kGenerationBits != 0) {
-      handle->close_batch(name.batch);
-      ugds::fail(ENOSPC, "batch", "too many batches were made on the handle", "register the handle again");
-    }
     *batch = pack(name);
     return answer(UGDS_SUCCESS);
   });

@@ -144,6 +144,8 @@ BatchId Handle::open_batch(std::uint32_t capacity, Priority priority) {
 bool Handle::close_batch(BatchId id) {
   Batch* const one = batch(id.slot);
   if (one == nullptr || !one->close(id.generation)) return false;
+  // Where the generations of a slot are spent it is not used again: a stale identifier never means a later batch.
+  if (id.generation == Batch::kLastGeneration) return true;
   std::lock_guard guard(batches_lock_);
   batch_is_open_[id.slot] = false;
   return true;

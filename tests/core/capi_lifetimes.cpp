@@ -12,6 +12,7 @@
 
 #include "base/event_log.hpp"
 #include "capi/internal.hpp"
+#include "engine/batch.hpp"
 #include "engine/table.hpp"
 #include "engine_host.hpp"
 #include "ugds.h"
@@ -110,6 +111,70 @@ TEST_CASE("capi: a wedged handle is refused in every way but by a force that wor
   CHECK(uGDSBufDeregister(memory).err == UGDS_SUCCESS);
 }
 
+TEST_CASE("capi: who waits for ever for a device that hangs is told when it is wedged") {
+  const Driver driver;
+  alignas(4096) static std::byte memory[8192];
+  const uGDSHandle_t fh = open_handle();
+  REQUIRE(uGDSBufRegister(memory, sizeof memory, 0).err == UGDS_SUCCESS);
+  {
+    const engine::Table::Use use(engine::Table::instance(), capi::id_of(fh));
+    auto& controller = controller_of(*use);
+    controller.inject(fault(Fault::Kind::hang));
+    controller.inject(fault(Fault::Kind::never_stopped, 1000));
+    controller.inject(fault(Fault::Kind::reset_fails, 1000));
+  }
+  uGDSBatchHandle_t batch = nullptr;
+  REQUIRE(uGDSBatchIOSetUp(&batch, fh, 1).err == UGDS_SUCCESS);
+  uGDSIOParams_t params{};
+  params.base = memory;
+  params.size = 4096;
+  REQUIRE(uGDSBatchIOSubmit(batch, 1, &params, 0).err == UGDS_SUCCESS);
+  CHECK(uGDSHandleDeregisterEx(fh, -1).err == UGDS_BUSY);  // nobody else looks at the deadline
+  CHECK(says("it is wedged: the controller could not be stopped"));
+  {
+    const engine::Table::Use use(engine::Table::instance(), capi::id_of(fh));
+    controller_of(*use).clear_faults();
+  }
+  CHECK(uGDSHandleDeregisterEx(fh, -2).err == UGDS_SUCCESS);
+  CHECK(uGDSBufDeregister(memory).err == UGDS_SUCCESS);
+}
+
+TEST_CASE("capi: a handle has batches for as long as it is open, and none of them is ever another") {
+  const Driver driver;
+  const uGDSHandle_t fh = open_handle();
+  const engine::HandleId id = capi::id_of(fh);
+  uGDSBatchHandle_t first = nullptr;
+  REQUIRE(uGDSBatchIOSetUp(&first, fh, 1).err == UGDS_SUCCESS);
+  uGDSBatchIODestroy(first);
+  uGDSIOEvents_t event;
+  const auto status = [&](uGDSBatchHandle_t batch) {
+    unsigned count = 1;
+    return uGDSBatchIOGetStatus(batch, 0, &count, &event, nullptr).err;
+  };
+  // A program that makes one for each of its submissions has as many within hours, and has them all.
+  std::vector<uGDSBatchHandle_t> stale{first};
+  for (const std::uint32_t generation : {0x00ff'ffffu, 0x0100'0001u, 0xffff'fffdu, 0xffff'ffffu}) {
+    {
+      const engine::Table::Use handle(engine::Table::instance(), id);
+      handle->batch(0)->age(generation);
+    }
+    uGDSBatchHandle_t batch = nullptr;
+    REQUIRE(uGDSBatchIOSetUp(&batch, fh, 1).err == UGDS_SUCCESS);
+    CHECK(status(batch) == UGDS_SUCCESS);
+    for (uGDSBatchHandle_t old : stale) CHECK(status(old) == UGDS_INVALID_VALUE);
+    uGDSBatchIODestroy(batch);
+    CHECK(status(batch) == UGDS_INVALID_VALUE);
+    stale.push_back(batch);
+  }
+  // The first slot's are spent: what comes now has another's.
+  uGDSBatchHandle_t later = nullptr;
+  REQUIRE(uGDSBatchIOSetUp(&later, fh, 1).err == UGDS_SUCCESS);
+  for (uGDSBatchHandle_t old : stale) CHECK(status(old) == UGDS_INVALID_VALUE);
+  CHECK(status(later) == UGDS_SUCCESS);
+  uGDSBatchIODestroy(later);
+  CHECK(uGDSHandleDeregisterEx(fh, 0).err == UGDS_SUCCESS);
+}
+
 TEST_CASE("capi: the log's callback has each event once, in order, and none after it was taken away") {
   const Driver driver;
   Told told;
@@ -147,7 +212,7 @@ TEST_CASE("log: who adds never waits for who reads, and what finds no room is co
   struct Slow {
     std::mutex lock;
     std::condition_variable changed;
-    bool inside = false, may_go = false;
+    bool inside = false, may_go = false, wedged = false;
     std::uint64_t lines = 0, left_out = 0;
   } slow;
   EventLog::instance().set_callback(
@@ -161,6 +226,7 @@ TEST_CASE("log: who adds never waits for who reads, and what finds no room is co
         const std::string text = line;
         if (const auto at = text.find("\"left_out\": "); at != std::string::npos)
           self.left_out += std::stoull(text.substr(at + 12));
+        self.wedged = self.wedged || text.find("\"wedged\"") != std::string::npos;
       },
       &slow);
   EventSource source;
@@ -172,7 +238,11 @@ TEST_CASE("log: who adds never waits for who reads, and what finds no room is co
     std::unique_lock guard(slow.lock);
     slow.changed.wait(guard, [&] { return slow.inside; });
   }
+  event.numerous = true;
   for (int i = 0; i < 1000; ++i) source.tell(event);  // the reader is still in its first
+  event.numerous = false;
+  event.name = "wedged";
+  source.tell(event);
   CHECK_FALSE(EventLog::instance().flush(1'000'000));
   {
     const std::lock_guard guard(slow.lock);
@@ -182,7 +252,8 @@ TEST_CASE("log: who adds never waits for who reads, and what finds no room is co
   CHECK(EventLog::instance().flush(10'000'000'000));
   EventLog::instance().set_callback(nullptr, nullptr);
   CHECK(slow.lines < 300);
-  CHECK(slow.lines + slow.left_out == 1001);
+  CHECK(slow.lines + slow.left_out == 1002);
+  CHECK(slow.wedged);  // of what comes in numbers is left out, and not of what does not
   event.time_ns = 0;
   CHECK(line_of(event).find("\"time\": \"1970-01-01T00:00:00.000000Z\"") != std::string::npos);
 }
