@@ -16,3 +16,7 @@ def failure(
     error.offset, error.length, error.completed = offset, length, completed
     error.status, error.status_text = None, ""
     return error
+
+
+class InvalidFile(ValueError):
+    """A file that is not as its format says. The text tells the file, and what is wrong with it."""

@@ -26,12 +26,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ugds._load import transfer
+from ugds._load.errors import InvalidFile
 from ugds._load.files import Path, replacing
 from ugds._load.memory import Bytes
 from ugds._load.progress import bar
 from ugds._load.transfer import Content
 from ugds.safetensors import _header
-from ugds.safetensors._header import InvalidFile
 from ugds.safetensors._load import load_all
 from ugds.safetensors._open import safe_open
 from ugds.safetensors._types import to_save

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ugds._load.errors import InvalidFile
 from ugds._load.files import Source
 
 #: Bytes of the header's JSON, at most.
@@ -45,10 +46,6 @@ BITS = {
     "U64": 64,
 }
 _RANK = {name: rank for rank, name in enumerate(BITS)}
-
-
-class InvalidFile(ValueError):
-    """A file that is not as the format says. The text tells the file, where in it, and what is wrong."""
 
 
 class Entry(NamedTuple):

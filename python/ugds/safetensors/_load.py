@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ugds._load.errors import InvalidFile
 from ugds._load.files import Path, Source
 from ugds._load.layout import Item
 from ugds._load.loading import Wanted, load
 from ugds.safetensors import _header
-from ugds.safetensors._header import Entry, Header, InvalidFile
+from ugds.safetensors._header import Entry, Header
 from ugds.safetensors._types import Framework, align, framework
 
 
