@@ -47,6 +47,10 @@ an `OSError` with `operation`, `device`, `offset`, `length`, `completed` (the pr
 What goes wrong with a device is logged by Python's `logging`, as "ugds": a line of JSON each, and `record.ugds` the
 same as a dict (docs/failures.md); `ugds doctor --last-fault` on the command line prints the last.
 
+`ugds.safetensors.load_file(path, device="cuda")`, `save_file` and others read safetensors files straight into tensors,
+and write them; `ugds.torch` moves PyTorch's storages and checkpoints to and from files; `ugds.fastsafetensors` is a
+copier for that package (docs/pytorch.md).
+
 `devices()` gives the NVMe controllers of this machine, and `ugds.host` moves them between the kernel and a program.
 """
 
@@ -97,9 +101,10 @@ def devices() -> list[Controller]:
 
 
 def __getattr__(name: str) -> Any:
-    # What looks at the machine is loaded by those who ask for it: opening a device needs none of it.
-    if name == "host":
-        return importlib.import_module("ugds.host")
+    # What looks at the machine, and what needs another package, is loaded by those who ask for it: opening a device
+    # needs none of it.
+    if name in ("fastsafetensors", "host", "safetensors", "torch"):
+        return importlib.import_module(f"ugds.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
