@@ -127,7 +127,8 @@ def test_bytes_in_the_other_order_are_turned() -> None:
 
 
 def test_several_chunks_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "CHUNK", 4096)
+    for way in ("TO_DISK", "TO_CACHE"):
+        monkeypatch.setattr(transfer, way, transfer.Way(4, 4096))
     monkeypatch.setattr(layout.pieces, "__defaults__", (8192,))
     tensors = {f"t{i}": np.random.default_rng(i).integers(0, 256, 1000 * i + 1, "u1") for i in range(40)}
     path = FOLDER / "ours"
@@ -479,9 +480,9 @@ def test_the_first_failure_is_raised_and_ends_the_rest() -> None:
         done.append(job)
 
     with pytest.raises(OSError, match="the tenth"):
-        transfer.work(range(100_000), lambda: one)
+        transfer.work(range(100_000), lambda: one, 4)
     assert len(done) < 99_999
-    transfer.work(range(100, 200), lambda: one)
+    transfer.work(range(100, 200), lambda: one, 4)
     assert set(range(100, 200)) <= set(done)
 
 

@@ -298,7 +298,8 @@ def test_a_model_and_its_optimizer_go_on_where_they_were(folder: Path) -> None:
 
 
 def test_many_chunks_are_written_in_parallel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "CHUNK", 4096)
+    for way in ("TO_DISK", "TO_CACHE"):
+        monkeypatch.setattr(transfer, way, transfer.Way(4, 4096))
     obj = {str(i): torch.arange(i * 37) for i in range(60)}
     save(obj, folder / "many.pt", durable=False)
     assert same(torch.load(folder / "many.pt", weights_only=True), obj)
@@ -396,7 +397,7 @@ def test_storages_are_told_apart_by_their_keys(folder: Path) -> None:
         if "/data/" in name:
             name = name[:-1] + name[-1:].translate(str.maketrans("0123", "3210"))
         elif name.endswith("data.pkl"):
-            content = re.sub(rb"X\1\0\0\0[0-3]", lambda key: key[0][:-1] + key[0][-1:].translate(turn), content)
+            content = re.sub(rb"X\x01\x00\x00\x00[0-3]", lambda key: key[0][:-1] + key[0][-1:].translate(turn), content)
         return name, content, 0
 
     rewritten(folder / "a.pt", folder / "b.pt", turned)

@@ -26,7 +26,7 @@ from ugds._load.transfer import Content
 def save(obj: Any, path: Path, durable: bool, progress: bool | None) -> None:
     contents, size = contents_of(obj)
     with replacing(path, size, durable) as device, bar("saving", size, progress) as advance:
-        transfer.write(device, contents, size, advance)
+        transfer.write(device, contents, size, transfer.TO_DISK if durable else transfer.TO_CACHE, advance)
 
 
 def contents_of(obj: Any) -> tuple[list[Content], int]:

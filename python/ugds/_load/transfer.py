@@ -17,9 +17,21 @@ from ugds._load.layout import PIECE
 from ugds._load.memory import Bytes, Staging
 from ugds._load.progress import Advance
 
-THREADS = 8
-#: Of each thread that writes: 64 MiB together.
-CHUNK = 8 << 20
+#: That read, each up to 16 MiB at once.
+READERS = 8
+
+
+class Way(NamedTuple):
+    """How a file is written: by so many threads, each with memory for one request."""
+
+    threads: int
+    chunk: int
+
+
+#: To the disk: several requests are under way.
+TO_DISK = Way(4, 4 << 20)
+#: To the page cache, where file systems let one writer in at a time: what it copies is still in the processor's cache.
+TO_CACHE = Way(1, 1 << 20)
 
 Job = TypeVar("Job")
 
@@ -57,10 +69,10 @@ def read(pieces: Sequence[Piece], advance: Advance) -> None:
             raise failure(errno.EIO, "read", file, cause, "was it cut while it was read?", offset, size, got)
         advance(size)
 
-    work(pieces, lambda: one)
+    work(pieces, lambda: one, READERS)
 
 
-def write(device: Device, contents: Sequence[Content], size: int, advance: Advance) -> None:
+def write(device: Device, contents: Sequence[Content], size: int, way: Way, advance: Advance) -> None:
     """Writes a file of `size` bytes, whose contents leave no hole and are in order. Each request but the last is
     of whole blocks, from memory that is aligned to them. Raises `ugds.Error`."""
     starts = [content.start for content in contents]
@@ -68,10 +80,10 @@ def write(device: Device, contents: Sequence[Content], size: int, advance: Advan
     with ExitStack() as stack:
 
         def lane() -> Callable[[int], None]:
-            staging = stack.enter_context(Staging(min(CHUNK, -(-size // 4096) * 4096), contents, device))
+            staging = stack.enter_context(Staging(min(way.chunk, -(-size // 4096) * 4096), contents, device))
 
             def one(at: int) -> None:
-                length = min(CHUNK, size - at)
+                length = min(way.chunk, size - at)
                 for content in covering(contents, starts, at, at + length):
                     begin, end = max(at, content.start), min(at + length, content.end)
                     staging.fill(begin - at, content.data, begin - content.start, end - begin)
@@ -82,7 +94,7 @@ def write(device: Device, contents: Sequence[Content], size: int, advance: Advan
 
             return one
 
-        work(range(0, size, CHUNK), lane)
+        work(range(0, size, way.chunk), lane, way.threads)
 
 
 def covering(contents: Sequence[Content], starts: Sequence[int], begin: int, end: int) -> Iterator[Content]:
@@ -94,7 +106,7 @@ def covering(contents: Sequence[Content], starts: Sequence[int], begin: int, end
             yield contents[index]
 
 
-def work(jobs: Iterable[Job], lane: Callable[[], Callable[[Job], None]], threads: int = THREADS) -> None:
+def work(jobs: Iterable[Job], lane: Callable[[], Callable[[Job], None]], threads: int) -> None:
     """Does jobs in several threads, each by what `lane()` gave it, begun in order. After one that failed none begins,
     and its exception is raised when those that are under way have ended; so it is for Ctrl-C. `lane` is called by this
     thread alone."""

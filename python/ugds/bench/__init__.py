@@ -157,6 +157,24 @@ def _files(arguments: argparse.Namespace) -> list[Record]:
     return files.measure(arguments.file, sizes, arguments.gpu, arguments.rounds)
 
 
+def _safetensors(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import weights
+
+    return weights.measure(arguments.folder, _file_size(arguments), arguments.gpu, arguments.rounds)
+
+
+def _checkpoint(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import checkpoint
+
+    return checkpoint.measure(arguments.folder, _file_size(arguments), arguments.gpu, arguments.rounds)
+
+
+def _file_size(arguments: argparse.Namespace) -> int:
+    if arguments.size < 1 << 20:
+        raise CommandError(f"--size: {arguments.size} is less than 1MiB", status=2)
+    return int(arguments.size)
+
+
 def _list(numbers: tuple[int, ...]) -> str:
     return ",".join(map(str, numbers))
 
@@ -180,4 +198,6 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "overlap": _overlap,
     "register": _register,
     "files": _files,
+    "safetensors": _safetensors,
+    "checkpoint": _checkpoint,
 }
