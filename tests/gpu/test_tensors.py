@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tensors to and from a GPU's memory: safetensors files, checkpoints, storages, and fastsafetensors' copier."""
+"""Files of tensors to and from a GPU's memory: safetensors files, checkpoints, storages, fastsafetensors' copier."""
 
 from __future__ import annotations
 
