@@ -42,7 +42,7 @@ def save(obj: Any, path: Path, *, durable: bool = True, progress: bool | None = 
     it; but for the storages' check sums, which are left out (as PyTorch's own `skip_data` does).
 
     durable: it is on the disk when this returns, and written by O_DIRECT where the file system has it; otherwise it is
-    in the page cache, as with `torch.save`. progress: as in `ugds.safetensors`. Beside the object 16 MiB of memory are
+    in the page cache, as with `torch.save`. progress: as in `ugds.safetensors`. Beside the object 32 MiB of memory are
     used, on the host. What is enqueued on the current streams of GPUs is waited for; storages are not to be changed
     meanwhile.
 

@@ -49,7 +49,7 @@ class Source:
         the file system has it."""
         if self._device is None:
             direct = "off" if cached(self.fd, self.size) else "auto"
-            self._device = self._stack.enter_context(ugds.open(f"file:?fd={self.fd}&direct={direct}"))
+            self._device = self._stack.enter_context(opened(self.fd, direct))
         return self._device
 
     def close(self) -> None:
@@ -63,6 +63,12 @@ class Source:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def opened(fd: int, direct: str) -> Device:
+    """A file as a device. Requests are large and many, and whoever waits for one sleeps: the processors are for those
+    who copy."""
+    return ugds.open(f"file:?fd={fd}&direct={direct}", interrupts=True)
 
 
 def cached(fd: int, size: int) -> bool:
@@ -101,7 +107,7 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
             keep_mode(fd, target)
             # Its size first: writes that make a file longer wait for each other.
             os.ftruncate(fd, size)
-            with ugds.open(f"file:?fd={fd}&direct={'auto' if durable else 'off'}") as device:
+            with opened(fd, "auto" if durable else "off") as device:
                 yield device
                 if durable:
                     device.flush()

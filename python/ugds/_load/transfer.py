@@ -18,7 +18,7 @@ from ugds._load.memory import Bytes, Staging
 from ugds._load.progress import Advance
 
 #: That read, each up to 16 MiB at once.
-READERS = 8
+READERS = 4
 
 
 class Way(NamedTuple):
@@ -29,9 +29,9 @@ class Way(NamedTuple):
 
 
 #: To the disk: several requests are under way.
-TO_DISK = Way(4, 4 << 20)
+TO_DISK = Way(4, 8 << 20)
 #: To the page cache, where file systems let one writer in at a time: what it copies is still in the processor's cache.
-TO_CACHE = Way(1, 1 << 20)
+TO_CACHE = Way(1, 256 << 10)
 
 Job = TypeVar("Job")
 

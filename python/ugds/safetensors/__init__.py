@@ -9,7 +9,7 @@
 
 The names, and what they give, are those of the safetensors package, which is not needed. Tensors are PyTorch's, or
 NumPy's with `framework="np"`. A file's tensors on one device are one allocation, which is free when the last of them
-is; each has a storage of its own. Beside them some 16 MiB of memory are used, and on the way to a GPU up to 256 MiB
+is; each has a storage of its own. Beside them some 32 MiB of memory are used, and on the way to a GPU up to 256 MiB
 that are kept for the next time (`UGDS_STAGING`). Where most of a file is in the page cache it is read from there; else
 past it, where its file system can (O_DIRECT).
 
