@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 import ugds
 from gpu_support import FAKE, MIB
+from ugds._load import layout, transfer
+from ugds._load.files import Source
+from ugds._load.layout import Run
+from ugds._load.transfer import Piece
+from ugds.bench import cuda
 from ugds.safetensors import load_file, load_files, safe_open, save_file
 
-pytestmark = pytest.mark.skipif(FAKE, reason="frameworks need a GPU")
 DTYPES = ("bfloat16", "float32", "uint8", "float16", "int64", "float8_e4m3fn", "bool")
 
 
 @pytest.fixture(scope="module")
 def torch() -> Any:
+    if FAKE:
+        pytest.skip("frameworks need a GPU")
     found = pytest.importorskip("torch")
     if not found.cuda.is_available():
         pytest.skip("this torch has no CUDA")
@@ -40,6 +46,23 @@ def same(torch: Any, ours: Any, theirs: Any) -> bool:
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     return one.numel() == 0 or torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_pieces_of_a_file_land_in_the_gpus_memory(
+    gpu: cuda.Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    path, size = tmp_path / "file", 9 * MIB + 77
+    data = cuda.pattern(size, 3)
+    data.tofile(path)
+    monkeypatch.setattr(transfer, "READERS", threads)
+    done: list[int] = []
+    with gpu.memory(size) as memory, Source(path) as source:
+        with ugds.register(memory, devices=[source.device()]) as buffer:
+            runs = layout.pieces([Run(5, size - 9, 3)], MIB)
+            transfer.read([Piece(str(path), source.device(), buffer, *run) for run in runs], done.append)
+        assert (gpu.read(memory.address + 3, size - 9) == data[5:-4]).all()
+    assert sum(done) == size - 9
 
 
 @pytest.mark.parametrize("in_cache", [True, False])

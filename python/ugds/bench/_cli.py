@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ugds import _report, sizes
-from ugds.bench import _cli_files
+from ugds.bench import _cli_models
 from ugds.bench.figures import BATCH, COMPLETION, OVERLAP, SETUP, SETUP_PROCESSES, STREAM, SYNC
 
 MakeCommand = Callable[..., argparse.ArgumentParser]
@@ -128,7 +128,7 @@ def add_commands(command: MakeCommand) -> None:
     _scheduling(command)
     _gpu(command)
     _files(command)
-    _cli_files.add_commands(command, run, size, positive, whole)
+    _cli_models.add_commands(command, run, size, positive, whole)
     made = command(
         "report",
         report,

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ugds._report import Record
-from ugds.bench import _files
+from ugds.bench import _models
 from ugds.bench._gpu import Figures, in_turn
 
 
 def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list[Record]:
     """Records of saving to the page cache, of saving to the disk, and of loading from the page cache. Both load, and
     compare, what the other saved."""
-    _files.needed("torch")
+    _models.needed("torch")
     import torch
 
     from ugds.torch import load, save
 
-    with _files.folder(folder, size) as place:
-        tensors = _files.model(size, gpu)
+    with _models.folder(folder, size) as place:
+        tensors = _models.model(size, gpu)
         if gpu is None:
             tensors = {name: torch.from_numpy(array.view("i2")) for name, array in tensors.items()}
         ours, theirs = place / "ours", place / "theirs"
@@ -33,7 +33,7 @@ def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list
         def by_torch(durable: bool) -> None:
             torch.save(tensors, theirs)
             if durable:
-                _files.sync(theirs)
+                _models.sync(theirs)
 
         made = []
         for word, to, durable in (("save", "page cache", False), ("durable_save", "disk", True)):
@@ -44,7 +44,7 @@ def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list
             figures = _figures(ways, gpu, rounds, params["size"], word)
             made.append(_record(ours, gpu, {**params, "to": to}, figures))
         for path in (ours, theirs):
-            _files.remember(path)
+            _models.remember(path)
         found = {"ugds": load(theirs, where), "torch": torch.load(ours, where, weights_only=True)}
         wrong = [name for name, each in found.items() if not all(torch.equal(each[k], t) for k, t in tensors.items())]
         if wrong:
@@ -59,11 +59,11 @@ def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list
 
 
 def _figures(ways: dict[str, Callable[[], object]], gpu: int | None, rounds: int, size: int, word: str) -> Figures:
-    found = in_turn(rounds, {name: _files.timed(work, gpu) for name, work in ways.items()})
-    rates = {f"{word}_{name}": value for name, value in _files.rates(found, size).items()}
-    return {**rates, **_files.ratios(found, "ugds", f"{word}_ratio_to")}
+    found = in_turn(rounds, {name: _models.timed(work, gpu) for name, work in ways.items()})
+    rates = {f"{word}_{name}": value for name, value in _models.rates(found, size).items()}
+    return {**rates, **_models.ratios(found, "ugds", f"{word}_ratio_to")}
 
 
 def _record(path: Path, gpu: int | None, params: dict[str, Any], figures: Figures) -> Record:
     memory = "host" if gpu is None else "cuda"
-    return Record("checkpoint", params, f"file:{path.parent.parent}", memory, _files.route(path, gpu), figures)
+    return Record("checkpoint", params, f"file:{path.parent.parent}", memory, _models.route(path, gpu), figures)

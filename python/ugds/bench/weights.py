@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ugds._report import Record
-from ugds.bench import _files
+from ugds.bench import _models
 from ugds.bench._gpu import in_turn
 from ugds.safetensors import load_file, save_file
 
 
 def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list[Record]:
     """Records of loading from the page cache and from the disk, and of saving."""
-    _files.needed("safetensors")
-    with _files.folder(folder, size) as place:
-        tensors = _files.model(size, gpu)
+    _models.needed("safetensors")
+    with _models.folder(folder, size) as place:
+        tensors = _models.model(size, gpu)
         path = place / "model.safetensors"
         save_file(tensors, path)
         params = {"size": path.stat().st_size, "gpu": "none" if gpu is None else gpu, "rounds": rounds}
@@ -33,7 +33,7 @@ def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list
 
 def _record(path: Path, gpu: int | None, params: dict[str, Any], figures: Any) -> Record:
     memory = "host" if gpu is None else "cuda"
-    return Record("safetensors", params, f"file:{path.parent.parent}", memory, _files.route(path, gpu), figures)
+    return Record("safetensors", params, f"file:{path.parent.parent}", memory, _models.route(path, gpu), figures)
 
 
 def _ours(path: Path, gpu: int | None) -> Callable[[], object]:
@@ -63,30 +63,32 @@ def _by_fastsafetensors(path: Path, gpu: int) -> object:
 
 
 def _cached(path: Path, gpu: int | None, rounds: int, params: dict[str, Any]) -> Record:
-    _files.remember(path)
+    _models.remember(path)
     ways = {"ugds": _ours(path, gpu), **_others(path, gpu)}
-    found = in_turn(rounds, {name: _files.timed(work, gpu) for name, work in ways.items()})
-    figures = {**_files.rates(found, params["size"]), **_files.ratios(found, "ugds")}
+    found = in_turn(rounds, {name: _models.timed(work, gpu) for name, work in ways.items()})
+    figures = {**_models.rates(found, params["size"]), **_models.ratios(found, "ugds")}
     return _record(path, gpu, {**params, "from": "page cache"}, figures)
 
 
 def _cold(path: Path, gpu: int | None, rounds: int, params: dict[str, Any]) -> list[Record]:
     """Beside what plain pread with O_DIRECT reaches. Nothing where the file cannot leave the page cache."""
-    if not _files.forget(path):
-        _files.tell(f"reading from the disk is left out: {path.parent} stays in memory")
+    if not _models.forget(path):
+        _models.tell(f"reading from the disk is left out: {path.parent} stays in memory")
         return []
     try:
-        _files.read_direct(path)
+        _models.read_direct(path)
     except OSError as error:
-        _files.tell(f"reading from the disk is left out: {path.parent} has no O_DIRECT ({error.strerror})")
+        _models.tell(f"reading from the disk is left out: {path.parent} has no O_DIRECT ({error.strerror})")
         return []
-    ways: dict[str, Callable[[], object]] = {"ugds": _ours(path, gpu), "disk": lambda: _files.read_direct(path)}
+    ways: dict[str, Callable[[], object]] = {"ugds": _ours(path, gpu), "disk": lambda: _models.read_direct(path)}
     ways["safetensors"] = _others(path, gpu)["safetensors"]
-    found = in_turn(rounds, {name: _files.timed(work, gpu, lambda: _files.forget(path)) for name, work in ways.items()})
-    shares = _files.ratios({name: found[name] for name in ("ugds", "disk")}, "ugds", "share_of")
-    ratios = _files.ratios({name: found[name] for name in ("ugds", "safetensors")}, "ugds", "cold_ratio_to")
-    _files.forget(path)
-    figures = {**_files.rates(found, params["size"]), **shares, **ratios}
+    found = in_turn(
+        rounds, {name: _models.timed(work, gpu, lambda: _models.forget(path)) for name, work in ways.items()}
+    )
+    shares = _models.ratios({name: found[name] for name in ("ugds", "disk")}, "ugds", "share_of")
+    ratios = _models.ratios({name: found[name] for name in ("ugds", "safetensors")}, "ugds", "cold_ratio_to")
+    _models.forget(path)
+    figures = {**_models.rates(found, params["size"]), **shares, **ratios}
     return [_record(path, gpu, {**params, "from": "disk"}, figures)]
 
 
@@ -100,7 +102,7 @@ def _saved(tensors: dict[str, Any], place: Path, gpu: int | None, rounds: int, p
     def theirs(durable: bool) -> None:
         save_by_package(tensors, str(place / "theirs"))
         if durable:
-            _files.sync(place / "theirs")
+            _models.sync(place / "theirs")
 
     made = []
     for durable in (False, True):
@@ -108,9 +110,9 @@ def _saved(tensors: dict[str, Any], place: Path, gpu: int | None, rounds: int, p
             "ugds": partial(save_file, tensors, place / "ours", durable=durable, progress=False),
             "safetensors": partial(theirs, durable),
         }
-        found = in_turn(rounds, {name: _files.timed(work, gpu) for name, work in ways.items()})
+        found = in_turn(rounds, {name: _models.timed(work, gpu) for name, work in ways.items()})
         word = "durable_save" if durable else "save"
-        rates = {f"{word}_{name}": value for name, value in _files.rates(found, params["size"]).items()}
-        figures = {**rates, **_files.ratios(found, "ugds", f"{word}_ratio_to")}
+        rates = {f"{word}_{name}": value for name, value in _models.rates(found, params["size"]).items()}
+        figures = {**rates, **_models.ratios(found, "ugds", f"{word}_ratio_to")}
         made.append(_record(place / "ours", gpu, {**params, "to": "disk" if durable else "page cache"}, figures))
     return made
