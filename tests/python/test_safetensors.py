@@ -482,6 +482,16 @@ def test_a_reader_of_the_old_file_keeps_it(tmp_path: Path) -> None:
     assert (load_file(path, framework="np")["a"] == 1).all()
 
 
+def test_a_file_that_is_closed_reads_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_file({"a": np.zeros(5)}, path)
+    with safe_open(path, framework="np") as file:
+        pass
+    with open(__file__, "rb"), pytest.raises(ValueError, match="file is closed"):  # it has the descriptor's number
+        file.get_tensor("a")
+    file.close()
+
+
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         save_file({"a": np.zeros(5)}, tmp_path / "no" / "file")

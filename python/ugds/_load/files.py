@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -25,6 +26,7 @@ class Source:
         """Raises OSError (FileNotFoundError, IsADirectoryError and so on)."""
         self.path = os.fspath(path)
         self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._lock = threading.Lock()
         self._stack = ExitStack()
         self._stack.callback(os.close, self.fd)
         self._device: Device | None = None
@@ -47,13 +49,17 @@ class Source:
     def device(self) -> Device:
         """The file as a device. What most of is in the page cache is read from there, everything else by O_DIRECT where
         the file system has it."""
-        if self._device is None:
-            direct = "off" if cached(self.fd, self.size) else "auto"
-            self._device = self._stack.enter_context(opened(self.fd, direct))
-        return self._device
+        with self._lock:
+            if self.fd < 0:
+                raise ValueError(f"{self.path} is closed")
+            if self._device is None:
+                direct = "off" if cached(self.fd, self.size) else "auto"
+                self._device = self._stack.enter_context(opened(self.fd, direct))
+            return self._device
 
     def close(self) -> None:
-        self._device = None
+        with self._lock:
+            self._device, self.fd = None, -1
         self._stack.close()
 
     def __enter__(self) -> Source:
