@@ -6,6 +6,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <mutex>
@@ -30,6 +31,7 @@ using engine::Table;
 constexpr std::uint64_t kSlots = 4096, kPatience = 60'000'000'000;
 
 struct Files {
+  std::mutex opening;  ///< before `lock`: of devices that are opened, and closed to make room
   std::mutex lock;
   std::uint64_t next = kSlots;  ///< a multiple of kSlots that no identifier had yet
   std::uint32_t used = 0;       ///< slots that were ever used
@@ -41,12 +43,20 @@ Files& files() { return the_files.value; }
 
 void prepare_for_fork() {
   static const bool hooked = [] {
-    on_fork(ForkOrder::c_driver, {[] { files().lock.lock(); }, [] { files().lock.unlock(); },
+    on_fork(ForkOrder::c_driver, {[] {
+                                    files().opening.lock();
+                                    files().lock.lock();
+                                  },
+                                  [] {
+                                    files().lock.unlock();
+                                    files().opening.unlock();
+                                  },
                                   [] {
                                     // The parent's; their slots stay taken, so that no identifier comes again.
                                     for (File& file : files().all) file.id.store(0);
                                     files().free.clear();
                                     files().lock.unlock();
+                                    files().opening.unlock();
                                   }});
     return true;
   }();
@@ -59,6 +69,37 @@ std::string uri_of(int descriptor, const struct stat& status) {
   if (node) return "/dev/" + *node + "?fd=" + std::to_string(descriptor);
   // Until files can be opened: what is in the file, by an emulated controller.
   return "emulated:/proc/self/fd/" + std::to_string(descriptor) + "?lba=512";
+}
+
+/// Closes the least recently used device that nobody uses. False: there is none. Under `opening`.
+bool make_room() {
+  std::vector<File*> open;
+  for (File& file : files().all) {
+    if (file.device.load(std::memory_order_relaxed) != 0) open.push_back(&file);
+  }
+  std::ranges::sort(open, {}, [](const File* file) { return file->used.load(std::memory_order_relaxed); });
+  return std::ranges::any_of(open, [](File* file) {
+    if (Table::instance().close(file->device.load(), Table::Mode::check) != 0) return false;
+    file->device.store(0, std::memory_order_release);
+    return true;
+  });
+}
+
+/// Under `opening`. Throws Failure.
+engine::HandleId open_device(const std::string& uri) {
+  for (;;) {
+    try {
+      return Table::instance().open(uri, {});
+    } catch (const Failure& failure) {
+      if (failure.error().code != EMFILE || !make_room()) throw;
+    }
+  }
+}
+
+std::string uri_of(int descriptor) {
+  struct stat status;
+  if (fstat(descriptor, &status) != 0) fail(errno, "open", "the file's descriptor is not open any more");
+  return uri_of(descriptor, status);
 }
 
 struct Opening {
@@ -138,9 +179,14 @@ CUfileError_t open_file(CUfileHandle_t* fh, const CUfileDescr_t& descr) {
     slot = take_slot();
   }
   File& file = files().all[slot];
+  file.ours = fcntl(opening.descriptor, F_DUPFD_CLOEXEC, 0);
   try {
-    file.device = Table::instance().open(uri_of(opening.descriptor, opening.status), {});
+    if (file.ours < 0) fail(EMFILE, "open", "no file descriptor is left", "close some, or raise the limit (ulimit -n)");
+    const std::lock_guard guard(files().opening);
+    file.used.store(ticks(), std::memory_order_relaxed);
+    file.device.store(open_device(uri_of(file.ours)));
   } catch (...) {
+    if (file.ours >= 0) close(file.ours);
     give_slot_back(slot);
     throw;
   }
@@ -173,13 +219,18 @@ int close_file(std::uint64_t id) {
     const timespec nap{0, 20'000};
     nanosleep(&nap, nullptr);
   }
-  std::string held;
-  const int closed = Table::instance().close(file.device, Table::Mode::bounded, kPatience, &held);
-  if (closed == EBUSY) {
-    explain("close", EBUSY, held.c_str(), "wait for the requests");
-    file.id.store(id, std::memory_order_seq_cst);
-    return EBUSY;
+  {
+    const std::lock_guard guard(files().opening);
+    std::string held;
+    if (file.device.load() != 0 &&
+        Table::instance().close(file.device.load(), Table::Mode::bounded, kPatience, &held) == EBUSY) {
+      explain("close", EBUSY, held.c_str(), "wait for the requests");
+      file.id.store(id, std::memory_order_seq_cst);
+      return EBUSY;
+    }
+    file.device.store(0);
   }
+  close(file.ours);
   give_slot_back(static_cast<std::uint32_t>(id % kSlots));
   return 0;
 }
@@ -195,6 +246,18 @@ FileUse::FileUse(CUfileHandle_t handle) {
   } else {
     file.users.fetch_sub(1, std::memory_order_release);
   }
+}
+
+void FileUse::open_again(engine::HandleId stale) const {
+  const std::lock_guard guard(files().opening);
+  const engine::HandleId now = file_->device.load();
+  if (now != 0 && now != stale) return;  // somebody has
+  if (now != 0) {
+    // It was tried to close it, in vain: somebody used it. Then it is there again.
+    if (Table::Use(Table::instance(), now)) return;
+    fail(ENODEV, "open", "the file's device was closed by another part of the program", "register the file again");
+  }
+  file_->device.store(open_device(uri_of(file_->ours)), std::memory_order_release);
 }
 
 int FileUse::refuse(nvme::Opcode opcode) const {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/clock.hpp"
 #include "capi/cufile/abi.h"
 #include "engine/table.hpp"
 #include "nvme/commands.hpp"
@@ -18,9 +19,13 @@ namespace ugds::cufile {
 struct File {
   std::atomic<std::uint64_t> id{0};  ///< 0: free, or being closed
   std::atomic<std::uint32_t> users{0};
+  /// What the engine knows it by. It has room for fewer devices than there may be files: the least recently used are
+  /// closed there, and opened again when they are asked for.
+  std::atomic<engine::HandleId> device{0};
+  std::atomic<std::uint64_t> used{0};  ///< in ticks: when it was last asked for
   // What follows is written while it is free.
-  engine::HandleId device = 0;  ///< what the engine knows it by
   bool readable = false, writable = false;
+  int ours = -1;  ///< a duplicate of the program's descriptor
   // Under the table's lock.
   int descriptor = -1;  ///< the program's number
   dev_t on = 0;         ///< with `inode`, what was behind it
@@ -37,13 +42,28 @@ class FileUse {
   FileUse(const FileUse&) = delete;
   FileUse& operator=(const FileUse&) = delete;
   explicit operator bool() const { return file_ != nullptr; }
-  const File& operator*() const { return *file_; }
-  const File* operator->() const { return file_; }
 
   /// 0, or the code of why the file may not be read or written.
   int refuse(nvme::Opcode opcode) const;
 
+  /// What `body` gives of the file's device, in use meanwhile. Throws Failure where that cannot be opened again.
+  template <class Body>
+  auto with_device(Body&& body) const {
+    file_->used.store(ticks(), std::memory_order_relaxed);
+    for (;;) {
+      const engine::HandleId id = file_->device.load(std::memory_order_acquire);
+      {
+        const engine::Table::Use device(engine::Table::instance(), id);
+        if (device) [[likely]]
+          return body(*device);
+      }
+      open_again(id);
+    }
+  }
+
  private:
+  void open_again(engine::HandleId stale) const;
+
   File* file_ = nullptr;
 };
 

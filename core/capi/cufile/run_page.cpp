@@ -11,6 +11,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "base/environment.hpp"
 #include "capi/cufile/abi.h"
@@ -63,9 +64,15 @@ bool is_cufile(const char* path) {
   return std::strncmp(name, "libcufile.so", 12) == 0;
 }
 
-bool is_same_file(const char* one, const char* other) {
+/// Whatever is in this library's own folder is ours.
+bool is_beside(const char* path, const char* own) {
+  const char* const slash = std::strrchr(path, '/');
+  const char* const own_slash = std::strrchr(own, '/');
+  if (slash == nullptr || own_slash == nullptr) return false;
+  const std::string folder(path, slash), own_folder(own, own_slash);
   struct stat a, b;
-  return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+  return stat(folder.c_str(), &a) == 0 && stat(own_folder.c_str(), &b) == 0 && a.st_dev == b.st_dev &&
+         a.st_ino == b.st_ino;
 }
 
 struct Search {
@@ -76,8 +83,7 @@ struct Search {
 int look_at(dl_phdr_info* info, std::size_t, void* context) {
   auto& search = *static_cast<Search*>(context);
   const char* path = info->dlpi_name;
-  if (path == nullptr || !is_cufile(path) || std::strcmp(path, search.own) == 0 || is_same_file(path, search.own))
-    return 0;
+  if (path == nullptr || !is_cufile(path) || is_beside(path, search.own)) return 0;
   search.found = path;
   return 1;
 }

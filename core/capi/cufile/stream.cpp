@@ -34,7 +34,6 @@ namespace {
 
 using engine::Stream;
 using engine::StreamResult;
-using engine::Table;
 using memory::Reference;
 using memory::Registry;
 using nvme::Opcode;
@@ -170,13 +169,8 @@ class StreamMemory {
   bool is_ours_ = false;
 };
 
-CUfileError_t enqueue(const Call& call, const FileUse& file, gpu::Runtime& cuda) {
-  const Table::Use handle(Table::instance(), file->device);
-  if (!handle) {
-    Table::instance().explain_stale(file->device, "stream");
-    return answer(CU_FILE_HANDLE_NOT_REGISTERED);
-  }
-  const StreamMemory memory(call, handle->geometry().number);
+CUfileError_t enqueue(engine::Handle& handle, const Call& call, gpu::Runtime& cuda) {
+  const StreamMemory memory(call, handle.geometry().number);
   const Reference& buffer = memory.reference();
   const std::uint64_t base = reinterpret_cast<std::uintptr_t>(call.base) - buffer.address;
   const unsigned flags = flags_of(call.stream);
@@ -202,10 +196,10 @@ CUfileError_t enqueue(const Call& call, const FileUse& file, gpu::Runtime& cuda)
   const Registry::GpuPlace place = Registry::instance().gpu_of(buffer);
   Stream& stream = place.runtime != nullptr ? Stream::of(*place.runtime, call.stream, place.place)
                                             : Stream::of(cuda, call.stream, cuda.place_of(0));
-  const std::int64_t result = stream.submit(*handle, request, {});
+  const std::int64_t result = stream.submit(handle, request, {});
   const Pending pending{request.result,
                         {.write = call.opcode == Opcode::write,
-                         .staged = engine::is_staged_transfer(*handle, t),
+                         .staged = engine::is_staged_transfer(handle, t),
                          .gpu = place.runtime != nullptr ? place.place.device : kHost}};
   request.result->release();
   if (result < 0) {
@@ -230,7 +224,7 @@ CUfileError_t submit(const Call& call) {
   gpu::Runtime* const cuda = gpu::cuda(&why);
   if (cuda == nullptr) return refuse_without_cuda(name, why);
   try {
-    const CUfileError_t done = enqueue(call, file, *cuda);
+    const CUfileError_t done = file.with_device([&](engine::Handle& handle) { return enqueue(handle, call, *cuda); });
     count(run_page().stream_requests);
     return done;
   } catch (const Failure& failure) {

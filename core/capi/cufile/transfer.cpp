@@ -20,7 +20,6 @@ namespace ugds::cufile {
 
 namespace {
 
-using engine::Table;
 using engine::Transfer;
 using nvme::Opcode;
 
@@ -52,6 +51,31 @@ struct Way {
   bool staged = false;
 };
 
+/// The arguments are in order.
+Moved move_on(engine::Handle& handle, const Wanted& w, Way& way) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(w.base),
+             at = begin + static_cast<std::uintptr_t>(w.buffer_offset);
+  // A registration that is closed meanwhile is looked for again.
+  for (;;) {
+    const RequestMemory memory(begin, static_cast<std::uint64_t>(w.buffer_offset), w.size, w.opcode == Opcode::write,
+                               handle.geometry().number);
+    if (memory.kind() == RequestMemory::Kind::plain) return through_bounce(handle, w, at);
+    if (memory.kind() == RequestMemory::Kind::beyond) {
+      return refuse_moved(engine::operation_name(w.opcode), CU_FILE_CUDA_POINTER_RANGE_ERROR,
+                          "the request goes beyond the GPU's allocation",
+                          "ask for no more than fits behind the offset");
+    }
+    const Transfer t{w.opcode, memory.reference(), static_cast<std::uint64_t>(w.file_offset), w.size, memory.offset()};
+    way.staged = engine::is_staged_transfer(handle, t);
+    if (statistics().level() >= 3) way.gpu = gpu_of(memory.reference());
+    const Moved moved = engine::run_any(handle, t, true);
+    if (moved != -ESTALE || memory::Registry::instance().was_freed(memory.reference())) return moved;
+    if (memory::Registry::instance().find(w.base).generation == memory.reference().generation) {
+      return moved;  // it is there: something else is stale
+    }
+  }
+}
+
 Moved move(const Wanted& w, Way& way) {
   const char* const name = engine::operation_name(w.opcode);
   if (w.file == nullptr || w.base == nullptr)
@@ -64,26 +88,7 @@ Moved move(const Wanted& w, Way& way) {
   const FileUse file(w.file);
   if (const int code = file.refuse(w.opcode); code != CU_FILE_SUCCESS) return -code;
   if (w.size == 0) return 0;
-  const Table::Use handle(Table::instance(), file->device);
-  if (!handle) return Table::instance().explain_stale(file->device, name);
-  // A registration that is closed meanwhile is looked for again.
-  for (;;) {
-    const RequestMemory memory(begin, static_cast<std::uint64_t>(w.buffer_offset), w.size, w.opcode == Opcode::write,
-                               handle->geometry().number);
-    if (memory.kind() == RequestMemory::Kind::plain) return through_bounce(*handle, w, at);
-    if (memory.kind() == RequestMemory::Kind::beyond) {
-      return refuse_moved(name, CU_FILE_CUDA_POINTER_RANGE_ERROR, "the request goes beyond the GPU's allocation",
-                          "ask for no more than fits behind the offset");
-    }
-    const Transfer t{w.opcode, memory.reference(), static_cast<std::uint64_t>(w.file_offset), w.size, memory.offset()};
-    way.staged = engine::is_staged_transfer(*handle, t);
-    if (statistics().level() >= 3) way.gpu = gpu_of(memory.reference());
-    const Moved moved = engine::run_any(*handle, t, true);
-    if (moved != -ESTALE || memory::Registry::instance().was_freed(memory.reference())) return moved;
-    if (memory::Registry::instance().find(w.base).generation == memory.reference().generation) {
-      return moved;  // it is there: something else is stale
-    }
-  }
+  return file.with_device([&](engine::Handle& handle) { return move_on(handle, w, way); });
 }
 
 }  // namespace
