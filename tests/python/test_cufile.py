@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -218,3 +219,32 @@ def test_threads_share_handles_and_buffers(tmp_path: Path, cufile: CuFile) -> No
     assert not wrong
     cufile.deregister(handle)
     os.close(fd)
+
+
+NVML = """
+#include <string.h>
+int nvmlInit_v2(void) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device) {
+  *device = (void *)bus;
+  return strcmp(bus, "FFFF:FA:01.0") == 0 ? 0 : 2;
+}
+int nvmlDeviceGetBAR1MemoryInfo(void *device, unsigned long long *memory) { return memory[0] = 256ull << 30, 0; }
+"""
+ASK = """
+import ctypes, cufile_client as cf
+library, kb = cf.CuFile(), ctypes.c_size_t()
+print([(library.code("cuFileGetBARSizeInKB", gpu, ctypes.byref(kb)), kb.value) for gpu in range(3)])
+"""
+
+
+@pytest.mark.skipif(not FAKE, reason="FAKE_CUDA_LIBRARY does not name the driver without a GPU")
+def test_where_the_system_does_not_list_a_gpu_nvml_says_how_large_its_window_is(tmp_path: Path) -> None:
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = tmp_path / "libnvml.so"
+    compiler = shutil.which("cc") or shutil.which("gcc") or "c++"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nvml.c")], check=True)
+    environment = {**os.environ, "UGDS_CUDA_LIBRARY": FAKE, "UGDS_NVML_LIBRARY": str(library), "FAKE_CUDA_GPUS": "2"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"{[(5030, 0), (0, 256 << 20), (5022, 256 << 20)]}\n"
