@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "capi/cufile/driver.hpp"
 #include "capi/cufile/files.hpp"
+#include "capi/cufile/fork.hpp"
 #include "capi/cufile/run_page.hpp"
 #include "capi/cufile/statistics.hpp"
 #include "capi/cufile/transfer.hpp"
@@ -172,11 +172,11 @@ Batches& batches() { return the_batches.value; }
 
 void prepare_for_fork() {
   static const bool hooked = [] {
-    on_fork(ForkOrder::c_driver, {[] { batches().lock.lock(); }, [] { batches().lock.unlock(); },
-                                  [] {
-                                    batches().all = nullptr;  // the parent's, whose locks somebody may have held
-                                    batches().lock.unlock();
-                                  }});
+    at_fork({[] { batches().lock.lock(); }, [] { batches().lock.unlock(); },
+             [] {
+               batches().all = nullptr;  // the parent's, whose locks somebody may have held
+               batches().lock.unlock();
+             }});
     return true;
   }();
   static_cast<void>(hooked);

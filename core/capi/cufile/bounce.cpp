@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "base/fork.hpp"
+#include "capi/cufile/fork.hpp"
 
 namespace ugds::cufile {
 
@@ -15,14 +15,13 @@ Bounce& Bounce::instance() {
 void Bounce::prepare_for_fork() {
   static const bool hooked = [] {
     instance();
-    on_fork(ForkOrder::c_driver, {[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
-                                  [] {
-                                    for (Kept& kept : instance().free_)
-                                      static_cast<void>(kept.memory.release());  // NOLINT: not inherited
-                                    instance().free_.clear();
-                                    instance().made_ = 0;
-                                    instance().lock_.unlock();
-                                  }});
+    at_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
+             [] {
+               for (Kept& kept : instance().free_) static_cast<void>(kept.memory.release());  // NOLINT: not inherited
+               instance().free_.clear();
+               instance().made_ = 0;
+               instance().lock_.unlock();
+             }});
     return true;
   }();
   static_cast<void>(hooked);

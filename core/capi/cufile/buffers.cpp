@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "capi/cufile/driver.hpp"
 #include "capi/cufile/errors.hpp"
+#include "capi/cufile/fork.hpp"
 #include "capi/cufile/run_page.hpp"
 #include "capi/cufile/statistics.hpp"
 #include "capi/gpu.hpp"
@@ -43,11 +43,11 @@ Buffers& buffers() { return the_buffers.value; }
 
 void prepare_for_fork() {
   static const bool hooked = [] {
-    on_fork(ForkOrder::c_driver, {[] { buffers().lock.lock(); }, [] { buffers().lock.unlock(); },
-                                  [] {
-                                    buffers().all.clear();  // the parent's
-                                    buffers().lock.unlock();
-                                  }});
+    at_fork({[] { buffers().lock.lock(); }, [] { buffers().lock.unlock(); },
+             [] {
+               buffers().all.clear();  // the parent's
+               buffers().lock.unlock();
+             }});
     return true;
   }();
   static_cast<void>(hooked);

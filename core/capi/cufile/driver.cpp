@@ -5,11 +5,11 @@
 #include <cerrno>
 #include <climits>
 
-#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "capi/cufile/buffers.hpp"
 #include "capi/cufile/errors.hpp"
 #include "capi/cufile/files.hpp"
+#include "capi/cufile/fork.hpp"
 #include "capi/cufile/run_page.hpp"
 #include "capi/cufile/statistics.hpp"
 
@@ -31,13 +31,13 @@ Driver& Driver::instance() { return the_driver.value; }
 
 void Driver::prepare_for_fork() {
   static const bool hooked = [] {
-    on_fork(ForkOrder::c_driver, {[] { the_driver.value.lock_.lock(); }, [] { the_driver.value.lock_.unlock(); },
-                                  [] {
-                                    // What was open is the parent's.
-                                    the_driver.value.open_.store(false);
-                                    the_driver.value.count_ = 0;
-                                    the_driver.value.lock_.unlock();
-                                  }});
+    at_fork({[] { the_driver.value.lock_.lock(); }, [] { the_driver.value.lock_.unlock(); },
+             [] {
+               // What was open is the parent's.
+               the_driver.value.open_.store(false);
+               the_driver.value.count_ = 0;
+               the_driver.value.lock_.unlock();
+             }});
     return true;
   }();
   static_cast<void>(hooked);

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,12 +13,13 @@
 #include <vector>
 
 #include "base/clock.hpp"
-#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "capi/cufile/driver.hpp"
 #include "capi/cufile/errors.hpp"
+#include "capi/cufile/fork.hpp"
 #include "capi/cufile/run_page.hpp"
 #include "capi/cufile/statistics.hpp"
+#include "device/file.hpp"
 #include "device/pci.hpp"
 
 namespace ugds::cufile {
@@ -31,8 +31,9 @@ using engine::Table;
 constexpr std::uint64_t kSlots = 4096, kPatience = 60'000'000'000;
 
 struct Files {
-  std::mutex opening;  ///< before `lock`: of devices that are opened, and closed to make room
   std::mutex lock;
+  /// Of all files: a device on which each has its place, so that none costs a device's bring-up.
+  engine::HandleId pool = 0;
   std::uint64_t next = kSlots;  ///< a multiple of kSlots that no identifier had yet
   std::uint32_t used = 0;       ///< slots that were ever used
   std::vector<std::uint32_t> free;
@@ -43,64 +44,26 @@ Files& files() { return the_files.value; }
 
 void prepare_for_fork() {
   static const bool hooked = [] {
-    on_fork(ForkOrder::c_driver, {[] {
-                                    files().opening.lock();
-                                    files().lock.lock();
-                                  },
-                                  [] {
-                                    files().lock.unlock();
-                                    files().opening.unlock();
-                                  },
-                                  [] {
-                                    // The parent's; their slots stay taken, so that no identifier comes again.
-                                    for (File& file : files().all) file.id.store(0);
-                                    files().free.clear();
-                                    files().lock.unlock();
-                                    files().opening.unlock();
-                                  }});
+    at_fork({[] { files().lock.lock(); }, [] { files().lock.unlock(); },
+             [] {
+               // The parent's; their slots stay taken, so that no identifier comes again.
+               for (File& file : files().all) file.id.store(0);
+               files().free.clear();
+               files().pool = 0;
+               files().lock.unlock();
+             }});
     return true;
   }();
   static_cast<void>(hooked);
 }
 
-/// The device behind a descriptor of the program's, in the library's own words.
-std::string uri_of(int descriptor, const struct stat& status) {
-  const auto node = S_ISCHR(status.st_mode) ? device::helper_node(status.st_rdev) : std::nullopt;
-  if (node) return "/dev/" + *node + "?fd=" + std::to_string(descriptor);
-  // Until files can be opened: what is in the file, by an emulated controller.
-  return "emulated:/proc/self/fd/" + std::to_string(descriptor) + "?lba=512";
+/// Under the lock. Throws Failure.
+engine::HandleId pool() {
+  if (files().pool == 0) files().pool = Table::instance().open("file:?pool=1", {});
+  return files().pool;
 }
 
-/// Closes the least recently used device that nobody uses. False: there is none. Under `opening`.
-bool make_room() {
-  std::vector<File*> open;
-  for (File& file : files().all) {
-    if (file.device.load(std::memory_order_relaxed) != 0) open.push_back(&file);
-  }
-  std::ranges::sort(open, {}, [](const File* file) { return file->used.load(std::memory_order_relaxed); });
-  return std::ranges::any_of(open, [](File* file) {
-    if (Table::instance().close(file->device.load(), Table::Mode::check) != 0) return false;
-    file->device.store(0, std::memory_order_release);
-    return true;
-  });
-}
-
-/// Under `opening`. Throws Failure.
-engine::HandleId open_device(const std::string& uri) {
-  for (;;) {
-    try {
-      return Table::instance().open(uri, {});
-    } catch (const Failure& failure) {
-      if (failure.error().code != EMFILE || !make_room()) throw;
-    }
-  }
-}
-
-std::string uri_of(int descriptor) {
-  struct stat status;
-  if (fstat(descriptor, &status) != 0) fail(errno, "open", "the file's descriptor is not open any more");
-  return uri_of(descriptor, status);
-}
+device::FileDevice& pool_device(engine::Handle& handle) { return dynamic_cast<device::FileDevice&>(handle.device()); }
 
 struct Opening {
   int descriptor;
@@ -163,6 +126,42 @@ void give_slot_back(std::uint32_t slot) {
   files().free.push_back(slot);
 }
 
+/// The controller of a node, or a place in the pool. Throws Failure.
+void open_device(File& file, const Opening& opening) {
+  if (const auto node = S_ISCHR(opening.status.st_mode) ? device::helper_node(opening.status.st_rdev) : std::nullopt) {
+    file.device = Table::instance().open("/dev/" + *node + "?fd=" + std::to_string(opening.descriptor), {});
+    file.place = 0;
+    file.name = "/dev/" + *node;
+    return;
+  }
+  file.opened = file::File::adopt(opening.descriptor, {});
+  char path[512];
+  const std::string link = "/proc/self/fd/" + std::to_string(opening.descriptor);
+  const ssize_t length = readlink(link.c_str(), path, sizeof path);
+  file.name = "file:" + std::string(path, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  {
+    const std::lock_guard guard(files().lock);
+    file.device = pool();
+  }
+  const Table::Use device(Table::instance(), file.device);
+  if (!device) fail(ENODEV, "open", "the device of all files was closed by another part of the program");
+  file.place = pool_device(*device).attach(file.opened);
+}
+
+/// Nobody uses it. 0, or EBUSY.
+int close_device(File& file) {
+  if (file.opened == nullptr) {
+    std::string held;
+    if (Table::instance().close(file.device, Table::Mode::bounded, kPatience, &held) != EBUSY) return 0;
+    explain("close", EBUSY, held.c_str(), "wait for the requests");
+    return EBUSY;
+  }
+  const Table::Use device(Table::instance(), file.device);
+  if (device) pool_device(*device).detach(file.place);
+  file.opened.reset();
+  return 0;
+}
+
 CUfileError_t open_file(CUfileHandle_t* fh, const CUfileDescr_t& descr) {
   Opening opening{};
   if (const int code = examine(descr, opening); code != CU_FILE_SUCCESS) return answer(code);
@@ -179,14 +178,9 @@ CUfileError_t open_file(CUfileHandle_t* fh, const CUfileDescr_t& descr) {
     slot = take_slot();
   }
   File& file = files().all[slot];
-  file.ours = fcntl(opening.descriptor, F_DUPFD_CLOEXEC, 0);
   try {
-    if (file.ours < 0) fail(EMFILE, "open", "no file descriptor is left", "close some, or raise the limit (ulimit -n)");
-    const std::lock_guard guard(files().opening);
-    file.used.store(ticks(), std::memory_order_relaxed);
-    file.device.store(open_device(uri_of(file.ours)));
+    open_device(file, opening);
   } catch (...) {
-    if (file.ours >= 0) close(file.ours);
     give_slot_back(slot);
     throw;
   }
@@ -216,21 +210,14 @@ int close_file(std::uint64_t id) {
       file.id.store(id, std::memory_order_seq_cst);
       return EBUSY;
     }
+    count_ended_requests();  // those on streams use it until somebody has looked
     const timespec nap{0, 20'000};
     nanosleep(&nap, nullptr);
   }
-  {
-    const std::lock_guard guard(files().opening);
-    std::string held;
-    if (file.device.load() != 0 &&
-        Table::instance().close(file.device.load(), Table::Mode::bounded, kPatience, &held) == EBUSY) {
-      explain("close", EBUSY, held.c_str(), "wait for the requests");
-      file.id.store(id, std::memory_order_seq_cst);
-      return EBUSY;
-    }
-    file.device.store(0);
+  if (close_device(file) == EBUSY) {
+    file.id.store(id, std::memory_order_seq_cst);
+    return EBUSY;
   }
-  close(file.ours);
   give_slot_back(static_cast<std::uint32_t>(id % kSlots));
   return 0;
 }
@@ -248,16 +235,16 @@ FileUse::FileUse(CUfileHandle_t handle) {
   }
 }
 
-void FileUse::open_again(engine::HandleId stale) const {
-  const std::lock_guard guard(files().opening);
-  const engine::HandleId now = file_->device.load();
-  if (now != 0 && now != stale) return;  // somebody has
-  if (now != 0) {
-    // It was tried to close it, in vain: somebody used it. Then it is there again.
-    if (Table::Use(Table::instance(), now)) return;
-    fail(ENODEV, "open", "the file's device was closed by another part of the program", "register the file again");
+int FileUse::fit(nvme::Opcode opcode, std::uint64_t offset, std::uint64_t& size) const {
+  if (file_->opened == nullptr) return 0;
+  constexpr std::uint64_t kSpan = device::FileDevice::kFileSpan;
+  if (offset <= kSpan && size <= kSpan - offset) return 0;
+  // Of a file that is not so large a read finds its end.
+  if (opcode == nvme::Opcode::read && file_->opened->size() <= kSpan) {
+    size = offset < kSpan ? kSpan - offset : 0;
+    return 0;
   }
-  file_->device.store(open_device(uri_of(file_->ours)), std::memory_order_release);
+  return EFBIG;
 }
 
 int FileUse::refuse(nvme::Opcode opcode) const {

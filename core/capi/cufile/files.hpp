@@ -8,10 +8,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
 
-#include "base/clock.hpp"
 #include "capi/cufile/abi.h"
 #include "engine/table.hpp"
+#include "file/file.hpp"
 #include "nvme/commands.hpp"
 
 namespace ugds::cufile {
@@ -19,13 +22,12 @@ namespace ugds::cufile {
 struct File {
   std::atomic<std::uint64_t> id{0};  ///< 0: free, or being closed
   std::atomic<std::uint32_t> users{0};
-  /// What the engine knows it by. It has room for fewer devices than there may be files: the least recently used are
-  /// closed there, and opened again when they are asked for.
-  std::atomic<engine::HandleId> device{0};
-  std::atomic<std::uint64_t> used{0};  ///< in ticks: when it was last asked for
   // What follows is written while it is free.
   bool readable = false, writable = false;
-  int ours = -1;  ///< a duplicate of the program's descriptor
+  engine::HandleId device = 0;         ///< what the engine knows it by: of all files, the pool
+  std::uint64_t place = 0;             ///< where on the device its byte 0 is
+  std::string name;                    ///< for people
+  std::shared_ptr<file::File> opened;  ///< none of a controller's node, which is a device of its own
   // Under the table's lock.
   int descriptor = -1;  ///< the program's number
   dev_t on = 0;         ///< with `inode`, what was behind it
@@ -36,34 +38,24 @@ struct File {
 class FileUse {
  public:
   explicit FileUse(CUfileHandle_t handle);
+  FileUse(FileUse&& other) noexcept : file_(std::exchange(other.file_, nullptr)) {}
+  FileUse& operator=(FileUse&& other) noexcept {
+    std::swap(file_, other.file_);
+    return *this;
+  }
   ~FileUse() {
     if (file_ != nullptr) file_->users.fetch_sub(1, std::memory_order_release);
   }
-  FileUse(const FileUse&) = delete;
-  FileUse& operator=(const FileUse&) = delete;
   explicit operator bool() const { return file_ != nullptr; }
+  const File& operator*() const { return *file_; }
+  const File* operator->() const { return file_; }
 
   /// 0, or the code of why the file may not be read or written.
   int refuse(nvme::Opcode opcode) const;
-
-  /// What `body` gives of the file's device, in use meanwhile. Throws Failure where that cannot be opened again.
-  template <class Body>
-  auto with_device(Body&& body) const {
-    file_->used.store(ticks(), std::memory_order_relaxed);
-    for (;;) {
-      const engine::HandleId id = file_->device.load(std::memory_order_acquire);
-      {
-        const engine::Table::Use device(engine::Table::instance(), id);
-        if (device) [[likely]]
-          return body(*device);
-      }
-      open_again(id);
-    }
-  }
+  /// 0 where a request may reach from `offset` so far, of which a read's size is cut to what there can be; else EFBIG.
+  int fit(nvme::Opcode opcode, std::uint64_t offset, std::uint64_t& size) const;
 
  private:
-  void open_again(engine::HandleId stale) const;
-
   File* file_ = nullptr;
 };
 

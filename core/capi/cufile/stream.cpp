@@ -7,19 +7,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
-#include "base/fork.hpp"
 #include "base/immortal.hpp"
 #include "capi/cufile/buffers.hpp"
 #include "capi/cufile/driver.hpp"
 #include "capi/cufile/errors.hpp"
 #include "capi/cufile/files.hpp"
+#include "capi/cufile/fork.hpp"
 #include "capi/cufile/run_page.hpp"
 #include "capi/cufile/statistics.hpp"
 #include "capi/cufile/transfer.hpp"
@@ -34,6 +34,7 @@ namespace {
 
 using engine::Stream;
 using engine::StreamResult;
+using engine::Table;
 using memory::Reference;
 using memory::Registry;
 using nvme::Opcode;
@@ -42,27 +43,29 @@ constexpr unsigned kAllFlags = CU_FILE_STREAM_FIXED_BUF_OFFSET | CU_FILE_STREAM_
                                CU_FILE_STREAM_FIXED_FILE_SIZE | CU_FILE_STREAM_PAGE_ALIGNED_INPUTS;
 constexpr int kCudaNoDevice = 100;
 
-/// What a request on a stream has become is learned later, when somebody looks.
+/// What has become of a request on a stream is learned later, when somebody looks.
 struct Pending {
   StreamResult* result = nullptr;
   Request request;
+  FileUse file;  ///< until somebody has looked: it is not closed under the request
 };
 struct Streams {
   std::mutex lock;
   std::unordered_map<void*, unsigned>* flags = nullptr;
-  std::vector<Pending>* pending = nullptr;
+  std::list<Pending>* pending = nullptr;
 };
 constinit Immortal<Streams> the_streams;
 Streams& streams() { return the_streams.value; }
 
 void prepare_for_fork() {
   static const bool hooked = [] {
-    on_fork(ForkOrder::c_driver, {[] { streams().lock.lock(); }, [] { streams().lock.unlock(); },
-                                  [] {
-                                    streams().flags = nullptr;  // the parent's
-                                    streams().pending = nullptr;
-                                    streams().lock.unlock();
-                                  }});
+    streams().pending = new std::list<Pending>;
+    at_fork({[] { streams().lock.lock(); }, [] { streams().lock.unlock(); },
+             [] {
+               streams().flags = nullptr;  // the parent's
+               streams().pending = new std::list<Pending>;
+               streams().lock.unlock();
+             }});
     return true;
   }();
   static_cast<void>(hooked);
@@ -75,7 +78,7 @@ unsigned flags_of(void* stream) {
   return found == streams().flags->end() ? 0 : found->second;
 }
 
-void tell(const Pending& one) {
+void tell(Pending& one) {
   Request request = one.request;
   request.moved = one.result->result();
   if (one.result->failed()) static_cast<void>(one.result->look());  // its caller is told by *done
@@ -93,17 +96,11 @@ void tell(const Pending& one) {
 void look_at_pending() {
   const std::lock_guard guard(streams().lock);
   if (streams().pending == nullptr) return;
-  std::erase_if(*streams().pending, [](const Pending& one) {
+  std::erase_if(*streams().pending, [](Pending& one) {
     if (!one.result->done()) return false;
     tell(one);
     return true;
   });
-}
-
-void keep(const Pending& one) {
-  const std::lock_guard guard(streams().lock);
-  if (streams().pending == nullptr) streams().pending = new std::vector<Pending>;
-  streams().pending->push_back(one);
 }
 
 CUfileError_t refuse_without_cuda(const char* operation, const std::string& why) {
@@ -169,8 +166,14 @@ class StreamMemory {
   bool is_ours_ = false;
 };
 
-CUfileError_t enqueue(engine::Handle& handle, const Call& call, gpu::Runtime& cuda) {
-  const StreamMemory memory(call, handle.geometry().number);
+CUfileError_t enqueue(const Call& call, FileUse&& file, gpu::Runtime& cuda) {
+  const Table::Use handle(Table::instance(), file->device);
+  if (!handle) {
+    Table::instance().explain_stale(file->device, "stream");
+    return answer(CU_FILE_HANDLE_NOT_REGISTERED);
+  }
+  const std::uint64_t place = file->place;
+  const StreamMemory memory(call, handle->geometry().number);
   const Reference& buffer = memory.reference();
   const std::uint64_t base = reinterpret_cast<std::uintptr_t>(call.base) - buffer.address;
   const unsigned flags = flags_of(call.stream);
@@ -178,9 +181,12 @@ CUfileError_t enqueue(engine::Handle& handle, const Call& call, gpu::Runtime& cu
   engine::StreamCall request{.requests = std::span(&t, 1)};
   static_assert(sizeof(off_t) == sizeof(std::int64_t) && sizeof(std::size_t) == sizeof(std::int64_t));
   if ((flags & CU_FILE_STREAM_FIXED_FILE_OFFSET) != 0) {
-    t.offset = static_cast<std::uint64_t>(*call.file_offset);
+    if (*call.file_offset < 0 || file.fit(call.opcode, static_cast<std::uint64_t>(*call.file_offset), t.size) != 0)
+      return refuse("stream", CU_FILE_INVALID_VALUE, "a negative offset, or one beyond 16 TiB");
+    t.offset = place + static_cast<std::uint64_t>(*call.file_offset);
   } else {
     request.late.offset = reinterpret_cast<const std::int64_t*>(call.file_offset);
+    request.late.place = place;
   }
   if ((flags & CU_FILE_STREAM_FIXED_FILE_SIZE) == 0)
     request.late.size = reinterpret_cast<const std::int64_t*>(call.size);
@@ -191,22 +197,24 @@ CUfileError_t enqueue(engine::Handle& handle, const Call& call, gpu::Runtime& cu
     request.late.base = base;
   }
   request.told = reinterpret_cast<std::int64_t*>(call.done);
-  request.result = StreamResult::make();
+  const Registry::GpuPlace gpu = Registry::instance().gpu_of(buffer);
+  Stream& stream = gpu.runtime != nullptr ? Stream::of(*gpu.runtime, call.stream, gpu.place)
+                                          : Stream::of(cuda, call.stream, cuda.place_of(0));
+  const Request counted{.write = call.opcode == Opcode::write,
+                        .staged = engine::is_staged_transfer(*handle, t),
+                        .gpu = gpu.runtime != nullptr ? gpu.place.device : kHost};
+  std::list<Pending> kept;
+  kept.push_back({StreamResult::make(), counted, std::move(file)});
+  request.result = kept.front().result;
   request.result->refer();
-  const Registry::GpuPlace place = Registry::instance().gpu_of(buffer);
-  Stream& stream = place.runtime != nullptr ? Stream::of(*place.runtime, call.stream, place.place)
-                                            : Stream::of(cuda, call.stream, cuda.place_of(0));
-  const std::int64_t result = stream.submit(handle, request, {});
-  const Pending pending{request.result,
-                        {.write = call.opcode == Opcode::write,
-                         .staged = engine::is_staged_transfer(handle, t),
-                         .gpu = place.runtime != nullptr ? place.place.device : kHost}};
+  const std::int64_t result = stream.submit(*handle, request, {});
   request.result->release();
   if (result < 0) {
     request.result->release();
     fail(static_cast<int>(-result), "stream", last_error().cause, last_error().hint);
   }
-  keep(pending);
+  const std::lock_guard guard(streams().lock);
+  streams().pending->splice(streams().pending->end(), kept);
   return answer(CU_FILE_SUCCESS);
 }
 
@@ -218,13 +226,13 @@ CUfileError_t submit(const Call& call) {
   }
   prepare_for_fork();
   look_at_pending();
-  const FileUse file(call.file);
+  FileUse file(call.file);
   if (const int code = file.refuse(call.opcode); code != CU_FILE_SUCCESS) return answer(code);
   std::string why;
   gpu::Runtime* const cuda = gpu::cuda(&why);
   if (cuda == nullptr) return refuse_without_cuda(name, why);
   try {
-    const CUfileError_t done = file.with_device([&](engine::Handle& handle) { return enqueue(handle, call, *cuda); });
+    const CUfileError_t done = enqueue(call, std::move(file), *cuda);
     count(run_page().stream_requests);
     return done;
   } catch (const Failure& failure) {

@@ -20,22 +20,23 @@ namespace ugds::cufile {
 
 namespace {
 
+using engine::Table;
 using engine::Transfer;
 using nvme::Opcode;
 
 /// Through memory of ours. Each piece begins in it as it does in a page of the file, so that all but the first and the
 /// last are whole pages on both sides.
-Moved through_bounce(engine::Handle& handle, const Wanted& w, std::uintptr_t at) {
+Moved through_bounce(engine::Handle& handle, const Transfer& whole, std::uintptr_t at) {
   const Bounce::Area area;
-  const bool write = w.opcode == Opcode::write;
+  const bool write = whole.opcode == Opcode::write;
   std::size_t done = 0;
-  while (done < w.size) {
-    const std::uint64_t offset = static_cast<std::uint64_t>(w.file_offset) + done;
+  while (done < whole.size) {
+    const std::uint64_t offset = whole.offset + done;
     const std::uint64_t skip = offset & (nvme::kPageSize - 1);
-    const std::size_t piece = std::min<std::size_t>(w.size - done, Bounce::kArea - skip);
+    const std::size_t piece = std::min<std::size_t>(whole.size - done, Bounce::kArea - skip);
     auto* const memory = reinterpret_cast<std::byte*>(at + done);
     if (write) std::memcpy(area.data() + skip, memory, piece);
-    const Transfer t{w.opcode, area.reference(), offset, piece, skip};
+    const Transfer t{whole.opcode, area.reference(), offset, piece, skip};
     const Moved moved = engine::run_any(handle, t, true);
     // What was written before a failure stays written; who asks again begins anew.
     if (moved < 0) return moved;
@@ -52,23 +53,33 @@ struct Way {
 };
 
 /// The arguments are in order.
-Moved move_on(engine::Handle& handle, const Wanted& w, Way& way) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(w.base),
-             at = begin + static_cast<std::uintptr_t>(w.buffer_offset);
+Moved move_on(const FileUse& file, const Wanted& w, Way& way) {
+  const Table::Use handle(Table::instance(), file->device);
+  if (!handle) return Table::instance().explain_stale(file->device, engine::operation_name(w.opcode));
+  const auto begin = reinterpret_cast<std::uintptr_t>(w.base);
+  const auto buffer_offset = static_cast<std::uint64_t>(w.buffer_offset);
+  const auto offset = static_cast<std::uint64_t>(w.file_offset);
+  Transfer t{.opcode = w.opcode, .offset = file->place + offset, .size = w.size};
+  if (const int error = file.fit(w.opcode, offset, t.size); error != 0) {
+    explain(engine::operation_name(w.opcode), error,
+            "the range goes beyond 16 TiB, the most of a file that is reached");
+    return -error;
+  }
+  if (t.size == 0) return 0;
   // A registration that is closed meanwhile is looked for again.
   for (;;) {
-    const RequestMemory memory(begin, static_cast<std::uint64_t>(w.buffer_offset), w.size, w.opcode == Opcode::write,
-                               handle.geometry().number);
-    if (memory.kind() == RequestMemory::Kind::plain) return through_bounce(handle, w, at);
+    const RequestMemory memory(begin, buffer_offset, t.size, w.opcode == Opcode::write, handle->geometry().number);
+    if (memory.kind() == RequestMemory::Kind::plain) return through_bounce(*handle, t, begin + buffer_offset);
     if (memory.kind() == RequestMemory::Kind::beyond) {
       return refuse_moved(engine::operation_name(w.opcode), CU_FILE_CUDA_POINTER_RANGE_ERROR,
                           "the request goes beyond the GPU's allocation",
                           "ask for no more than fits behind the offset");
     }
-    const Transfer t{w.opcode, memory.reference(), static_cast<std::uint64_t>(w.file_offset), w.size, memory.offset()};
-    way.staged = engine::is_staged_transfer(handle, t);
+    t.buffer = memory.reference();
+    t.buffer_offset = memory.offset();
+    way.staged = engine::is_staged_transfer(*handle, t);
     if (statistics().level() >= 3) way.gpu = gpu_of(memory.reference());
-    const Moved moved = engine::run_any(handle, t, true);
+    const Moved moved = engine::run_any(*handle, t, true);
     if (moved != -ESTALE || memory::Registry::instance().was_freed(memory.reference())) return moved;
     if (memory::Registry::instance().find(w.base).generation == memory.reference().generation) {
       return moved;  // it is there: something else is stale
@@ -88,7 +99,9 @@ Moved move(const Wanted& w, Way& way) {
   const FileUse file(w.file);
   if (const int code = file.refuse(w.opcode); code != CU_FILE_SUCCESS) return -code;
   if (w.size == 0) return 0;
-  return file.with_device([&](engine::Handle& handle) { return move_on(handle, w, way); });
+  const Moved moved = move_on(file, w, way);
+  if (moved < 0) set_device(last_error(), file->name.c_str());
+  return moved;
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/fork.hpp"
+#include "capi/cufile/fork.hpp"
 
 namespace ugds::cufile {
 
@@ -20,11 +20,11 @@ Workers& Workers::instance() {
 void Workers::prepare_for_fork() {
   static const bool hooked = [] {
     instance();
-    on_fork(ForkOrder::c_driver, {[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
-                                  [] {
-                                    // Another's threads wait for the old words: the child gets new ones.
-                                    new (&instance()) Workers;
-                                  }});
+    at_fork({[] { instance().lock_.lock(); }, [] { instance().lock_.unlock(); },
+             [] {
+               // Another's threads wait for the old words: the child gets new ones.
+               new (&instance()) Workers;
+             }});
     return true;
   }();
   static_cast<void>(hooked);
