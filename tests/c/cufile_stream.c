@@ -110,6 +110,28 @@ static void host_and_managed_memory_are_in_stream_order(void) {
   CHECK(m.done == 10000 && are_of_file((unsigned char*)at(managed) + 100, 512, 10000));
 }
 
+/* Where the request is bound late, it is told late. */
+static void what_is_beyond_the_largest_file_is_in_no_other_file(void) {
+  const int other_fd = make_file(65536);
+  const CUfileHandle_t other = register_file(other_fd); /* 16 TiB further on the library's device */
+  CHECK(cuFileBufRegister(at(memory), SIZE, 0).err == CU_FILE_SUCCESS);
+  for (int fixed = 0; fixed < 2; ++fixed) {
+    CHECK(cuFileStreamRegister(stream, fixed ? CU_FILE_STREAM_FIXED_FILE_OFFSET : 0).err == CU_FILE_SUCCESS);
+    for (off_t offset = ((off_t)1 << 44) - 4096; offset <= (off_t)1 << 44; offset += 4096) {
+      struct call c = {8192, offset, 0, 0};
+      const int code = write_async(at(memory), &c);
+      CHECK(fixed ? code == CU_FILE_INVALID_VALUE : code == CU_FILE_SUCCESS);
+      CHECK(cuStreamSynchronize(stream) == 0 && (fixed || c.done < 0));
+    }
+    CHECK(cuFileStreamDeregister(stream).err == CU_FILE_SUCCESS);
+  }
+  unsigned char bytes[65536];
+  CHECK(pread(other_fd, bytes, sizeof bytes, 0) == (ssize_t)sizeof bytes && are_of_file(bytes, 0, sizeof bytes));
+  CHECK(cuFileBufDeregister(at(memory)).err == CU_FILE_SUCCESS);
+  cuFileHandleDeregister(other);
+  close(other_fd);
+}
+
 static void what_is_wrong_is_refused(void) {
   struct call c = {4096, 0, 0, 0};
   CHECK(cuFileReadAsync(NULL, at(memory), &c.size, &c.file_offset, &c.buffer_offset, &c.done, stream).err ==
@@ -159,6 +181,7 @@ int main(void) {
   moves_managed_memory();
   requests_are_in_stream_order();
   host_and_managed_memory_are_in_stream_order();
+  what_is_beyond_the_largest_file_is_in_no_other_file();
   what_is_wrong_is_refused();
   statistics_know_the_gpu();
   cuFileHandleDeregister(fh);

@@ -7,7 +7,9 @@ import ctypes
 import errno
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -156,6 +158,43 @@ def test_what_the_file_system_says_is_in_errno(tmp_path: Path, cufile: CuFile) -
     assert cufile.write(handle, ctypes.addressof(memory), 4096, (1 << 63) - 5000) in (-errno.EFBIG, -errno.EINVAL)
     cufile.deregister(handle)
     os.close(fd)
+
+
+def test_what_is_beyond_the_largest_file_is_in_no_other_file(tmp_path: Path, cufile: CuFile) -> None:
+    """All files are on one device of the library's, 16 TiB apart."""
+    fds = [cf.open_file(tmp_path / name, 8192) for name in ("one", "two", "three")]
+    before = [(tmp_path / name).read_bytes() for name in ("one", "two", "three")]
+    handles = [cufile.register(fd) for fd in fds]
+    memory = ctypes.create_string_buffer(b"x" * 8192)
+    address = ctypes.addressof(memory)
+    for handle in handles:
+        for offset in ((1 << 44) - 4096, 1 << 44, (1 << 44) + 4096, 2 << 44):
+            assert cufile.write(handle, address, 8192, offset) == -errno.EFBIG
+            assert "16 TiB" in cufile.words()
+            assert cufile.read(handle, address, 8192, offset) == 0
+    assert [(tmp_path / name).read_bytes() for name in ("one", "two", "three")] == before
+    for handle, fd in zip(handles, fds, strict=True):
+        cufile.deregister(handle)
+        os.close(fd)
+
+
+def test_an_error_names_the_file_and_the_place_in_it(tmp_path: Path, cufile: CuFile) -> None:
+    paths = [tmp_path / name for name in ("one", "two")]
+    fds = [cf.open_file(path, 4096) for path in paths]
+    handles = [cufile.register(fd) for fd in fds]
+    memory = ctypes.create_string_buffer(4096)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        assert cufile.write(handles[1], ctypes.addressof(memory), 4096, 2 << 20) == -errno.EFBIG
+    finally:
+        signal.signal(signal.SIGXFSZ, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert f"write on file:{paths[1]} [2097152, +4096)" in cufile.words()
+    assert "at byte 2097152" in cufile.words()
+    for handle, fd in zip(handles, fds, strict=True):
+        cufile.deregister(handle)
+        os.close(fd)
 
 
 def test_a_descriptor_that_was_closed_may_be_another_file(tmp_path: Path, cufile: CuFile) -> None:
