@@ -34,6 +34,7 @@ missing_packages() {
   "$python" -c 'import os, sysconfig as s; os.stat(os.path.join(s.get_path("include"), "Python.h"))' 2>/dev/null ||
     echo python3-dev
   [ -e /usr/include/liburing.h ] || [ -e /usr/local/include/liburing.h ] || echo liburing-dev
+  [ -e /usr/include/nlohmann/json.hpp ] || [ -e /usr/local/include/nlohmann/json.hpp ] || echo nlohmann-json3-dev
   [ "$1" = test ] || return 0
   [ -e /usr/include/doctest/doctest.h ] || [ -e /usr/local/include/doctest/doctest.h ] || echo doctest-dev
   if ! command -v valgrind >/dev/null; then

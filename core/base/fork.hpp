@@ -10,6 +10,7 @@ namespace ugds {
 /// Which locks are taken before which, when more than one is held: a fork takes all of them in this order. What is
 /// further down may be taken while holding what stands above it, and never the other way round.
 enum class ForkOrder : unsigned char {
+  cufile,
   c_driver,
   rdma_regions,
   handles,

@@ -41,6 +41,8 @@ struct Limits {
   bool bytewise = false;                ///< no NVMe device, but the controller of files: see bytewise.hpp
   std::uint32_t interrupt_vectors = 0;  ///< 0: completions can only be polled
   std::uint64_t register_bytes = ~std::uint64_t{0};  ///< of BAR0: doorbells beyond it cannot be rung
+  /// What of a position is told in words: of a device that has many files, the place in the file.
+  std::uint64_t position_mask = ~std::uint64_t{0};
 };
 
 /// Memory of a DMA-BUF, or of another object with a descriptor, as peer devices export it.
@@ -149,6 +151,8 @@ class Device {
   virtual bool release() noexcept { return false; }
 
   virtual Medium medium() const { return {}; }
+  /// Where the file that a position lies in ends now, on the device; of Limits::bytewise. Thread-safe.
+  virtual std::uint64_t end_at(std::uint64_t) const { return 0; }
 
   /// Lets the controller do some work in the caller's thread (`pump=caller`); nullptr for what runs by itself.
   using Turn = void (*)(void* context);

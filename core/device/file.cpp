@@ -95,7 +95,8 @@ Limits FileDevice::limits() const {
   return {.registers_may_block = true,
           .interrupts_with_turn = true,
           .bytewise = true,
-          .interrupt_vectors = kMostQueues + 1};
+          .interrupt_vectors = kMostQueues + 1,
+          .position_mask = is_pool_ ? kFileSpan - 1 : ~std::uint64_t{0}};
 }
 
 Medium FileDevice::medium() const {
@@ -109,6 +110,12 @@ Medium FileDevice::medium() const {
   medium.buffered_bytes = file_->buffered_bytes.load(std::memory_order_relaxed);
   medium.bounced_bytes = file_->bounced_bytes.load(std::memory_order_relaxed);
   return medium;
+}
+
+std::uint64_t FileDevice::end_at(std::uint64_t position) const {
+  std::uint64_t in_file = position;
+  const std::shared_ptr<file::File> file = file_at(in_file);
+  return file == nullptr ? 0 : position - in_file + std::min(file->size(), is_pool_ ? kFileSpan : ~std::uint64_t{0});
 }
 
 std::unique_ptr<file::Io> FileDevice::make_io(std::uint32_t depth) {
@@ -249,7 +256,7 @@ void FileDevice::fetch(IoQueue& queue) {
 }
 
 /// The file that a position lies in, which becomes the position there.
-std::shared_ptr<file::File> FileDevice::file_at(std::uint64_t& position) {
+std::shared_ptr<file::File> FileDevice::file_at(std::uint64_t& position) const {
   if (!is_pool_) return file_;
   const std::uint64_t place = position >> kFileShift;
   position &= kFileSpan - 1;

@@ -45,6 +45,7 @@ class FileDevice final : public Device {
   Turn turn() const override;
   void* turn_context() const override { return const_cast<FileDevice*>(this); }
   Medium medium() const override;
+  std::uint64_t end_at(std::uint64_t position) const override;
 
   // --- Pools: one controller for many files, so that none costs a bring-up -------------------------------------------
 
@@ -89,7 +90,7 @@ class FileDevice final : public Device {
   static constexpr std::uint32_t kMostQueues = 5;
 
   void take_parameters(const Uri& uri);
-  std::shared_ptr<file::File> file_at(std::uint64_t& position);
+  std::shared_ptr<file::File> file_at(std::uint64_t& position) const;
   std::unique_ptr<file::Io> make_io(std::uint32_t depth);
   void ring(std::uint32_t index, std::uint32_t value);
   void configure(std::uint32_t value);
@@ -113,7 +114,7 @@ class FileDevice final : public Device {
   bool is_pool_ = false;
   std::string io_name_, why_threads_;
   std::shared_ptr<file::File> file_;
-  std::mutex files_lock_;
+  mutable std::mutex files_lock_;
   std::vector<std::shared_ptr<file::File>> files_;
   std::vector<std::size_t> free_places_;
 

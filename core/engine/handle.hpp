@@ -95,6 +95,8 @@ class Handle {
   const Geometry& geometry() const { return geometry_; }
   /// Bytes of the device, or of a file as it is now. May call the kernel.
   std::uint64_t capacity() const { return geometry_.bytewise ? device_->medium().size : geometry_.capacity; }
+  /// Where the file that a position lies in ends now, on the device; of Geometry::bytewise. May call the kernel.
+  std::uint64_t end_at(std::uint64_t position) const { return device_->end_at(position); }
 
   /// The queue pair for the next request: the caller's own if it is idle, else the least loaded.
   queue::QueuePair& choose(std::uint32_t caller) {

@@ -372,8 +372,8 @@ std::int64_t run_staged(Handle& handle, const Transfer& whole, const Interrupt& 
     return refuse(handle, t, error);
   }
   if (handle.geometry().bytewise && t.opcode == Opcode::read) {
-    const std::uint64_t bytes = handle.capacity();
-    t.size = t.offset < bytes ? std::min(t.size, bytes - t.offset) : 0;
+    const std::uint64_t end = handle.end_at(t.offset);
+    t.size = t.offset < end ? std::min(t.size, end - t.offset) : 0;
   }
   if (t.size == 0) return 0;
   // The runtime of the memory is known while the registration is held; some ledger must do so before there is a lane.

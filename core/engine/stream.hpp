@@ -78,7 +78,8 @@ struct Late {
   const std::int64_t* offset = nullptr;
   const std::int64_t* size = nullptr;
   const std::int64_t* buffer_offset = nullptr;
-  std::uint64_t base = 0;  ///< added to the offset in the buffer
+  std::uint64_t base = 0;   ///< added to the offset in the buffer
+  std::uint64_t place = 0;  ///< added to the offset on the device
   explicit operator bool() const { return offset != nullptr || size != nullptr || buffer_offset != nullptr; }
 };
 

@@ -199,6 +199,13 @@ bool StreamWorker::begin(Stream& stream, StreamOp& op) {
   return true;
 }
 
+/// Where a late offset is on the device. One that would lie in another file is beyond every device.
+std::uint64_t StreamWorker::placed(const Late& values, std::uint64_t offset, std::uint64_t size) const {
+  const std::uint64_t mask = handle_.device().limits().position_mask;
+  if (offset > mask || (size != 0 && size - 1 > mask - offset)) return ~std::uint64_t{0};
+  return values.place + offset;
+}
+
 void StreamWorker::bind(Stream& stream, StreamOp& op) {
   Error error;
   if (op.values) {
@@ -207,8 +214,8 @@ void StreamWorker::bind(Stream& stream, StreamOp& op) {
     const auto value = [](const std::int64_t* at, std::uint64_t otherwise) {
       return at == nullptr ? otherwise : static_cast<std::uint64_t>(__atomic_load_n(at, __ATOMIC_ACQUIRE));
     };
-    t.offset = value(op.values.offset, t.offset);
     t.size = value(op.values.size, t.size);
+    if (op.values.offset != nullptr) t.offset = placed(op.values, value(op.values.offset, 0), t.size);
     const std::uint64_t in_buffer = value(op.values.buffer_offset, t.buffer_offset);
     // By itself: added to a base, a negative one would lie in the registration, and not in what was named.
     t.buffer_offset = static_cast<std::int64_t>(in_buffer) < 0 ? in_buffer : op.values.base + in_buffer;
@@ -311,7 +318,7 @@ bool StreamWorker::give_piece(Stream& stream, StreamOp& op) {
     t.size = fragment.bytes;
     // Beyond the end of a file nothing is read, and all of the piece is copied: zeros, and nothing that was here
     // before.
-    if (handle_.geometry().bytewise && op.opcode == Opcode::read && t.offset + t.size > handle_.capacity())
+    if (handle_.geometry().bytewise && op.opcode == Opcode::read && t.offset + t.size > handle_.end_at(t.offset))
       std::memset(op.area.data + fragment.at, 0, t.size);
     if (!submit(t, op, op.begun)) return false;
   }

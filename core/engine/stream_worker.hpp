@@ -45,6 +45,7 @@ class StreamWorker {
   void run();
   bool attend(Stream& stream);
   bool begin(Stream& stream, StreamOp& op);
+  std::uint64_t placed(const Late& values, std::uint64_t offset, std::uint64_t size) const;
   void bind(Stream& stream, StreamOp& op);
   void explain(Stream& stream, StreamOp& op);
   void write_orders(Stream& stream, StreamOp& op);

@@ -57,7 +57,7 @@ void set_recovered(Error& error, Handle& handle, const queue::Request& request) 
 }
 
 /// What the operating system answered to a request on a file.
-void set_system_error(Error& error, const Transfer& t, const queue::Request& request) {
+void set_system_error(Error& error, const queue::Request& request) {
   error.code = static_cast<int>(request.detail);
   const char* hint = "the kernel's log may say more";
   switch (error.code) {
@@ -72,7 +72,7 @@ void set_system_error(Error& error, const Transfer& t, const queue::Request& req
     case EOPNOTSUPP: hint = "this file system cannot do it"; break;
     default: break;
   }
-  set_cause(error, "the operating system says at byte %llu: %s", number(t.offset + request.failed_at),
+  set_cause(error, "the operating system says at byte %llu: %s", number(error.offset + request.failed_at),
             std::strerror(error.code));
   set_hint(error, "%s", hint);
 }
@@ -145,7 +145,7 @@ Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
 void set_transfer(Error& error, Handle& handle, const Transfer& t) {
   error.operation = operation_name(t.opcode);
   set_device(error, handle.uri().c_str());
-  error.offset = t.offset;
+  error.offset = t.offset & handle.device().limits().position_mask;
   error.length = t.size;
 }
 
@@ -195,7 +195,7 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     // Where what was overdue came in the end, the device's answer to it, or to another, is what there is to tell.
     set_recovered(error, handle, request);
   } else if (handle.geometry().bytewise && request.status == device::kSystemError) {
-    set_system_error(error, t, request);
+    set_system_error(error, request);
   } else {
     error.code = nvme::status_errno(request.status);
     if (request.status == nvme::status::data_transfer_error && t.buffer &&

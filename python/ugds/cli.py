@@ -75,6 +75,13 @@ def serve(arguments: argparse.Namespace) -> int:
     return _serve.run(arguments.uri, arguments.socket, arguments.mode, arguments.json)
 
 
+def run_program(arguments: argparse.Namespace) -> int:
+    from ugds import _run
+
+    words = arguments.program
+    return _run.run(words[1:] if words[:1] == ["--"] else words, arguments.summary, arguments.json)
+
+
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
@@ -162,6 +169,23 @@ def parser() -> argparse.ArgumentParser:
     )
     served.add_argument("--mode", type=octal, default=0o600, metavar="OCTAL", help="who may connect (600: only you)")
     _json_option(served)
+
+    started = _command(
+        commands,
+        "run",
+        run_program,
+        "run a program that uses cuFile, with uGDS in the place of NVIDIA's library",
+        "examples:\n"
+        "  ugds run -- python train.py\n"
+        "  ugds run --summary -- python -m pytest tests\n"
+        "  ugds run --json -- ./reader data.bin | tail -n 1\n\n"
+        "The exit status is the program's; 1 where another libcufile got in. docs/cufile.md says what is supported.",
+    )
+    started.add_argument("--summary", action="store_true", help="tell at the end, on standard error, what went through")
+    started.add_argument("--json", action="store_true", help="tell the same in a last line on standard output, as JSON")
+    started.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments"
+    )
 
     asked = _command(
         commands,

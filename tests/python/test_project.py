@@ -167,7 +167,8 @@ def test_every_folder_of_the_tree_is_in_the_map() -> None:
 
 def test_the_installed_package_is_complete() -> None:
     folder = Path(ugds._core.__file__).parent
-    for name in ("libugds.so", "include/ugds.h", "py.typed", "_core.pyi", "cli.py"):
+    compat = ("compat/libcufile.so.0", "compat/libcufile.so", "compat/cufile.json")
+    for name in ("libugds.so", "include/ugds.h", "py.typed", "_core.pyi", "cli.py", *compat):
         assert (folder / name).is_file(), f"{name} is missing from the package"
     assert Path(ugds._core.library_path()).resolve() == (folder / "libugds.so").resolve()
 
@@ -182,5 +183,6 @@ def test_a_wheel_carries_the_library_and_its_header(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("ugds-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"ugds/libugds.so", "ugds/include/ugds.h", "ugds/py.typed", "ugds/_core.pyi", "ugds/bench/sync.py"} <= names
+    assert {"ugds/compat/libcufile.so.0", "ugds/compat/libcufile.so", "ugds/compat/cufile.json"} <= names
     assert any(re.fullmatch(r"ugds/_core\..*\.so", name) for name in names)
     assert len([name for name in names if name.endswith("libugds.so")]) == 1

@@ -154,6 +154,16 @@ FAKE_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
   });
 }
 
+/// Of a bus that no machine has.
+FAKE_EXPORT CUresult cuDeviceGetPCIBusId(char* bus, int length, CUdevice device) {
+  return plain<"cuDeviceGetPCIBusId">([&]() -> CUresult {
+    if (!is_gpu(device)) return CUDA_ERROR_INVALID_DEVICE;
+    if (bus == nullptr || length < 13) return CUDA_ERROR_INVALID_VALUE;
+    std::snprintf(bus, static_cast<std::size_t>(length), "FFFF:FA:%02X.0", static_cast<unsigned>(device & 31));
+    return CUDA_SUCCESS;
+  });
+}
+
 FAKE_EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   return plain<"cuDeviceGetAttribute">([&]() -> CUresult {
     if (value == nullptr || attribute <= 0) return CUDA_ERROR_INVALID_VALUE;

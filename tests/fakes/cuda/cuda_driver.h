@@ -144,6 +144,7 @@ CUresult cuDeviceGetCount(int* count);
 CUresult cuDeviceGet(CUdevice* device, int ordinal);
 CUresult cuDeviceGetName(char* name, int length, CUdevice device);
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device);
+CUresult cuDeviceGetPCIBusId(char* bus, int length, CUdevice device);
 CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device);
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
