@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.hpp"
@@ -267,7 +268,16 @@ bool close_all_files() {
     const std::uint64_t id = files().all[i].id.load();
     if (id != 0 && close_file(id) == EBUSY) return false;
   }
-  return true;
+  // The next file opens the device again.
+  engine::HandleId empty = 0;
+  {
+    const std::lock_guard guard(files().lock);
+    std::swap(empty, files().pool);
+  }
+  if (empty == 0 || Table::instance().close(empty, Table::Mode::bounded, kPatience) != EBUSY) return true;
+  const std::lock_guard guard(files().lock);
+  if (files().pool == 0) files().pool = empty;
+  return false;
 }
 
 }  // namespace ugds::cufile
