@@ -50,6 +50,7 @@ Mapping Device::map_nvidia(std::uint64_t, Bytes, Access, std::uint64_t*) { fail(
 Mapping Device::map_foreign(const ForeignRange&, Access, std::uint64_t*) { fail(EOPNOTSUPP, "map", "not here"); }
 void Device::require_vectors(std::size_t) const {}
 void Device::set_interrupts(std::span<const int>) {}
+bool is_file(const Uri&) { return false; }
 std::unique_ptr<Device> open(const std::string&, const Uri&) { return std::move(explore::next_device); }
 
 }  // namespace ugds::device
