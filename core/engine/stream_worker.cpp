@@ -202,7 +202,7 @@ bool StreamWorker::begin(Stream& stream, StreamOp& op) {
 /// Where a late offset is on the device. One that would lie in another file is beyond every device.
 std::uint64_t StreamWorker::placed(const Late& values, std::uint64_t offset, std::uint64_t size) const {
   const std::uint64_t mask = handle_.device().limits().position_mask;
-  if (offset > mask || (size != 0 && size - 1 > mask - offset)) return ~std::uint64_t{0};
+  if (offset > mask || (size != 0 && size - 1 > mask - offset)) return ~handle_.geometry().block_mask;
   return values.place + offset;
 }
 
