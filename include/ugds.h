@@ -161,8 +161,9 @@ UGDS_API uGDSError_t uGDSDriverClose(void);
 UGDS_API uGDSError_t uGDSHandleRegister(uGDSHandle_t* fh, const uGDSDescr_t* descr);
 /* Waits for requests that run, then closes. Where that is refused (a wedged device), the handle stays. */
 UGDS_API void uGDSHandleDeregister(uGDSHandle_t fh);
-/* timeout_s: 0 checks only, above 0 waits for at most so many seconds, -1 waits for ever, below -1 releases by force
- * after a reset of the device's function. UGDS_BUSY while it is in use; then nothing has changed. */
+/* timeout_s: 0 closes at once if nothing is in use, above 0 waits for at most so many seconds, -1 for as long as it
+ * takes, below -1 releases by force after a reset of the device's function. What is overdue meanwhile is aborted.
+ * UGDS_BUSY while it is in use; then nothing has changed. */
 UGDS_API uGDSError_t uGDSHandleDeregisterEx(uGDSHandle_t fh, int timeout_s);
 /* Bytes of the namespace. */
 UGDS_API uGDSError_t uGDSGetDeviceCapacity(uGDSHandle_t fh, uint64_t* bytes);
@@ -185,7 +186,8 @@ UGDS_API uGDSError_t uGDSBufDeregister(const void* base);
  * (handle), -ETIMEDOUT, -ENODEV (device lost), -EIO, ... */
 UGDS_API ssize_t uGDSRead(uGDSHandle_t fh, void* buf, size_t size, off_t file_offset, off_t buf_offset);
 UGDS_API ssize_t uGDSWrite(uGDSHandle_t fh, const void* buf, size_t size, off_t file_offset, off_t buf_offset);
-/* Extension: makes every completed write durable. 0, or a negative errno. */
+/* Extension: makes every completed write durable. 0, or a negative errno: -EIO once after a reset that may have lost
+ * completed writes, as docs/failures.md says. */
 UGDS_API ssize_t uGDSFlush(uGDSHandle_t fh);
 /* Extension: deallocates blocks. 0, or a negative errno. */
 UGDS_API ssize_t uGDSDiscard(uGDSHandle_t fh, off_t file_offset, size_t size);

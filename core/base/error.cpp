@@ -41,9 +41,20 @@ void set_hint(Error& error, const char* format, ...) {
   va_end(arguments);
 }
 
-void set_device(Error& error, const char* device) {
-  std::snprintf(error.device, sizeof error.device, "%s", device);
-  mend_end(error.device, sizeof error.device);
+void set_device(Error& error, const char* device) { set_device_text(error.device, device); }
+
+void set_device_text(char (&text)[kDeviceText], const char* device) {
+  constexpr char kMore[] = "...";
+  const std::size_t length = std::strlen(device);
+  if (length < sizeof text) {
+    std::memcpy(text, device, length + 1);
+    return;
+  }
+  constexpr std::size_t kKept = sizeof text - sizeof kMore;
+  std::memcpy(text, device, kKept);
+  text[kKept] = '\0';
+  mend_end(text, kKept + 1);
+  std::memcpy(text + std::strlen(text), kMore, sizeof kMore);
 }
 
 std::string Error::message() const {

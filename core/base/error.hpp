@@ -7,6 +7,7 @@
 // leaves the details in `last_error()` of the calling thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -16,12 +17,15 @@ namespace ugds {
 /// No NVMe status belongs to an error.
 inline constexpr std::uint16_t kNoStatus = 0xffff;
 
+/// Bytes that errors and events have for a device's URI, with the closing NUL.
+inline constexpr std::size_t kDeviceText = 256;
+
 struct Error {
   int code = 0;                      ///< a positive errno; 0 is success
   std::uint16_t status = kNoStatus;  ///< NVMe status: type in bits 10:8, code in bits 7:0
   char status_words[72] = "";        ///< the same in words
   const char* operation = "";        ///< a static string: "read", "open", "register", ...
-  char device[80] = "";              ///< the URI, cut to fit
+  char device[kDeviceText] = "";     ///< the URI; a longer one is cut, and ends in "..."
   std::uint64_t offset = 0;          ///< first byte on the device, or in the buffer for registrations
   std::uint64_t length = 0;          ///< bytes asked for
   std::uint64_t completed = 0;       ///< the contiguous prefix, in bytes, that is right
@@ -38,6 +42,8 @@ void set_hint(Error& error, const char* format, ...) __attribute__((format(print
 void set_device(Error& error, const char* device);
 /// Takes away what a cut has left of a UTF-8 character at the end, where text fills its place of `size` bytes.
 void mend_end(char* text, std::size_t size);
+/// The same for whatever has such a text.
+void set_device_text(char (&text)[kDeviceText], const char* device);
 
 /// What set-up code throws. Caught at the C API and by the Python binding, never let through them.
 class Failure : public std::exception {

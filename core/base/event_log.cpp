@@ -246,10 +246,7 @@ std::string line_of(const Event& e) {
   return out;
 }
 
-void EventSource::set_device(const char* uri) {
-  std::snprintf(device_, sizeof device_, "%s", uri);
-  mend_end(device_, sizeof device_);
-}
+void EventSource::set_device(const char* uri) { set_device_text(device_, uri); }
 
 bool EventSource::admit() {
   const std::uint64_t second = monotonic_ns() / 1'000'000'000u + 1;

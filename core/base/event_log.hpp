@@ -34,9 +34,9 @@ struct Event {
   std::uint32_t blocks = 0;          ///< 0: of no range
   std::uint16_t status = kNoStatus;  ///< NVMe status
   char status_words[72] = "";
-  const char* action = "";  ///< what the library does about it
-  const char* remedy = "";  ///< what its user can do
-  char device[80] = "";     ///< the URI, cut to fit
+  const char* action = "";        ///< what the library does about it
+  const char* remedy = "";        ///< what its user can do
+  char device[kDeviceText] = "";  ///< the URI; a longer one is cut, and ends in "..."
   char detail[240] = "";
   // Of the log.
   bool numerous = false;       ///< of those that come in numbers, and take not all of the room that there is
@@ -64,7 +64,7 @@ class EventSource {
   std::uint64_t left_out() const { return left_out_.load(std::memory_order_relaxed); }
 
  private:
-  char device_[80] = "";
+  char device_[kDeviceText] = "";
   std::atomic<std::uint64_t> second_{0}, left_out_{0};
   std::atomic<std::uint32_t> told_{0};
 };

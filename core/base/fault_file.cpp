@@ -12,6 +12,8 @@ namespace ugds {
 
 namespace {
 
+constexpr const char* kOlderWedgeTrace = "wedge.1.trace.json";
+
 std::string find_folder() {
   if (const char* named = secure_getenv("UGDS_STATE_DIR")) return named;
   if (const char* xdg = secure_getenv("XDG_STATE_HOME"); xdg != nullptr && *xdg == '/')
@@ -115,6 +117,7 @@ void keep_wedge_trace(std::string_view trace) noexcept try {
       rest.remove_prefix(static_cast<std::size_t>(written));
     }
   }
+  renameat(folder.number, kWedgeTrace, folder.number, kOlderWedgeTrace);  // of what wedged before, where something did
   renameat(folder.number, partial, folder.number, kWedgeTrace);
 } catch (...) {
 }

@@ -82,8 +82,11 @@ class Device {
     const char* hint;
   };
   virtual Gone gone() const {
-    return {"the device has gone: its registers read as all ones", "close the device and open it again"};
+    return {"the device has gone: its registers read as all ones",
+            "close the device; plug it in, or see that it has power, and open it again"};
   }
+  /// Why whatever is asked of the device is in vain, in words; "" where that is not known. Thread-safe.
+  virtual const char* unreachable() const { return ""; }
 
   /// Register access at a byte offset into BAR0. A device that has gone reads as all ones; nothing faults.
   /// Thread-safe.

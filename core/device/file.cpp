@@ -57,7 +57,7 @@ file::Options options_of(const Uri& uri, bool& is_pool, int& descriptor, std::st
     } else {
       const std::string near = nearest(name, {"direct", "create", "readonly", "fd", "io", "mode", "interrupts"});
       fail(EINVAL, "open", "\"" + name + "\" is no parameter of file:",
-           near.empty() ? "the parameters are direct, create, readonly, fd, io, mode, interrupts and retry"
+           near.empty() ? "the parameters are direct, create, readonly, fd, io, mode, interrupts, retry and deadline"
                         : "did you mean " + near + "?");
     }
   }

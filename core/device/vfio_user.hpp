@@ -28,6 +28,11 @@ class VfioUserDevice final : public Device {
     return {"the server has gone: it closed the connection", "start it again, then close the device and open it again"};
   }
 
+  const char* unreachable() const override {
+    return connection_.stuck() ? "its server does not answer: it may be stopped (SIGSTOP), or its machine overloaded"
+                               : "";
+  }
+
   /// A closed connection is a device that has gone. A server that does not answer is a controller that has failed and
   /// that nobody can stop: what it was given stays held.
   std::uint32_t read32(std::uint32_t offset) override;

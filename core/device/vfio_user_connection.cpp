@@ -100,7 +100,8 @@ void VfioUserConnection::negotiate() {
   const Reply reply = call(Message::version, bytes_of(ours).first(size));
   if (reply.error == ECONNRESET || reply.error == ETIMEDOUT) {
     fail(EBUSY, "open", "the server at " + path_ + (closed() ? " closed the connection" : " does not answer"),
-         "it may serve another client: most serve one at a time");
+         closed() ? "it may serve another client: most serve one at a time"
+                  : "it may be stopped (SIGSTOP) or have hung, or serve another client: most serve one at a time");
   }
   if (reply.error == EBUSY) {
     fail(EBUSY, "open", "the server at " + path_ + " serves another client", "most serve one at a time: end that one");

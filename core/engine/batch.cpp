@@ -181,7 +181,8 @@ void Batch::end(Entry& entry, Refusal refusal) {
 
 Staged Batch::stage_next(Entry& entry, std::uint32_t bytes, bool paced, std::uint64_t now) {
   const Transfer& t = entry.transfer;
-  const std::uint8_t extra = extra_of(paced, t.priority == Priority::background);
+  const std::uint8_t extra =
+      extra_of(paced, t.priority == Priority::background, t.durable && t.opcode == Opcode::write);
   const Staged staged =
       stage_command(handle_, pair_, entry, t.opcode, t.buffer, t.buffer_offset + entry.staged, t.offset + entry.staged,
                     entry.staged, bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);
@@ -310,12 +311,27 @@ std::int64_t Batch::explain(Entry& entry, Error& error) {
   if (large_.first == &entry) large_.pop();  // a piece of it failed before all were staged
   if (entry.wrote <= 1) entry.transfer.opcode = entry.wrote != 0 ? Opcode::write : Opcode::read;
   const auto bytes = end_of_file(handle_, entry, entry.refusal);
-  if (!bytes) error = describe(handle_, entry.transfer, entry, entry.refusal);
+  if (!bytes) error = describe(handle_, entry.transfer, entry, entry.refusal, entry.retries);
   entry.failed_at = queue::kNoFailure;
   entry.stopped = entry.expired = false;
   entry.refusal = Refusal::none;
   entry.status = 0;
   return bytes ? static_cast<std::int64_t>(*bytes) : -error.code;
+}
+
+std::uint64_t Batch::lost(Error& first) {
+  std::uint64_t count = 0;
+  acquire();
+  end_backlog(Refusal::cancelled);
+  queue::ToldRequest* request = finished_.first();
+  for (std::uint64_t left = finished_.size(); left != 0; --left, request = request->next) {
+    auto& entry = static_cast<Entry&>(*request);
+    if (!entry.failed()) continue;
+    Error error;
+    if (explain(entry, error) < 0 && count++ == 0) first = error;
+  }
+  pair_.release();
+  return count;
 }
 
 bool Batch::is_settled(std::uint32_t generation) {

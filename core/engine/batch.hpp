@@ -97,6 +97,9 @@ class Batch {
   std::uint64_t outstanding();
   /// Gives the device what waits for room, for who drains it. Whether something still waits.
   bool push();
+  /// Of results that nobody will collect, since the handle is closed: how many are failures, and the first. What was
+  /// never given to the device is among them.
+  std::uint64_t lost(Error& first);
   /// Called by a recovery, which owns the queue pair: what a reset ended, and nobody was told of yet, is submitted
   /// again, as often as the handle's policy allows.
   void submit_again();
@@ -199,9 +202,9 @@ struct Batch::Run {
 };
 
 /// Stages the `most` requests from `from` on, or those before the first that is not of the run's registration and
-/// within a page, or breaks a rule. `most` does not go beyond where a ring wraps. At the very ends of the device and of
-/// the registration it may say no to what is allowed: that goes the long way. Returns how many were staged; `next` is
-/// the next free entry.
+/// within a page, or breaks a rule, or is more than most are (durable). `most` does not go beyond where a ring wraps.
+/// At the very ends of the device and of the registration it may say no to what is allowed: that goes the long way.
+/// Returns how many were staged; `next` is the next free entry.
 template <class Requests>
 std::size_t Batch::stage_run(queue::QueuePair::Burst& burst, const Run& run, Requests requests, std::size_t from,
                              std::size_t most, Entry*& next) {
@@ -221,15 +224,15 @@ std::size_t Batch::stage_run(queue::QueuePair::Burst& burst, const Run& run, Req
     // What lies in one of the memory's pages lies in one of the controller's. A size of 0 wraps to the largest.
     const std::uint64_t at = first + w.buffer_offset, in_page = at & (kPage - 1), rest = w.size - 1;
     if (w.buffer_offset >= end || ((in_page + rest) | rest) >= kPage || w.offset > last ||
-        (((w.offset | w.size) & mask) | (at & 3) | (w.write & ~std::uint64_t{1})) != 0) [[unlikely]]
+        (((w.offset | w.size) & mask) | (at & 3) | (w.write & ~std::uint64_t{1})) != 0 || w.durable) [[unlikely]]
       break;
     entry->cookie = w.cookie;
     entry->wrote = static_cast<std::uint8_t>(w.write);
     entry->transfer.offset = w.offset;
     entry->transfer.size = w.size;
     const auto bytes = static_cast<std::uint32_t>(w.size);
-    stretch.stage(*entry, w.write, Lba(w.offset >> shift), bytes >> shift, w.durable ? nvme::kForceUnitAccess : 0,
-                  pages[at >> nvme::kPageShift] + in_page, bytes, registration);
+    stretch.stage(*entry, w.write, Lba(w.offset >> shift), bytes >> shift, 0, pages[at >> nvme::kPageShift] + in_page,
+                  bytes, registration);
     entry = entry->follower();
   }
   next = entry;

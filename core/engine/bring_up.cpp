@@ -166,13 +166,15 @@ Answer Bringup::execute(const nvme::SubmissionEntry& command, std::uint64_t dead
   admin_->ring();
   const std::uint64_t start = monotonic_ns();
   for (unsigned round = 0;; ++round) {
+    const bool looks = (round & 15) == 15;
+    // Before the completion is looked for: what has come while this thread had no processor is in time.
+    const bool late = looks && monotonic_ns() - start > deadline_ns;
     admin_->reap();
     if (request.done.load(std::memory_order_acquire) != 0) {
       return {.status = request.status, .result = request.result};
     }
-    if ((round & 15) == 15) {
+    if (looks) {
       const nvme::ControllerStatus now = status();
-      const bool late = monotonic_ns() - start > deadline_ns;
       if (late || now.gone() || now.fatal()) {
         admin_->orphan(request);
         return {.timed_out = true, .gone = now.gone()};

@@ -46,7 +46,8 @@ void check(const Policy& policy) {
   if (policy.retry.value_or(0) > kMostRetries) {
     fail(EINVAL, "open", std::to_string(*policy.retry) + " retries", "use 0 to 16");
   }
-  if (policy.deadline_ns == 0) fail(EINVAL, "open", "a deadline of 0", "give a time, such as 30 seconds");
+  if (policy.deadline_ns > kLongestDeadline)
+    fail(EINVAL, "open", "a deadline of more than 1e9 seconds", "give a time, such as 30s");
 }
 
 /// Takes the parameters that every transport has out of a URI. What the caller said stands above what it says.
@@ -62,6 +63,12 @@ void take_common(Uri& uri, Policy& policy) {
       if (policy.mode.empty()) policy.mode = value;
       return true;
     }
+    if (name == "deadline") {
+      const std::uint64_t deadline = parse_duration_ns(value, name);
+      if (deadline == 0) fail(EINVAL, "open", "a deadline of 0", "give a time, such as 30s");
+      if (policy.deadline_ns == 0) policy.deadline_ns = deadline;
+      return true;
+    }
     if (name == "retry") {
       const auto retry = static_cast<std::uint32_t>(parse_number(value, name, 0, kMostRetries));
       if (!policy.retry) policy.retry = retry;
@@ -74,6 +81,7 @@ void take_common(Uri& uri, Policy& policy) {
     }
     return false;
   });
+  if (policy.deadline_ns == 0) policy.deadline_ns = kDefaultDeadline;
   if (policy.interrupts != Interrupts::unsaid) return;
   const char* mode = environment("UGDS_INTERRUPT_MODE");
   if (mode == nullptr || *mode == '\0') return;
@@ -381,6 +389,29 @@ std::uint64_t Handle::in_flight() const {
   std::uint64_t total = 0;
   for (const auto& pair : queues_) total += pair->load();
   return total;
+}
+
+std::uint64_t Handle::written() const {
+  std::int64_t total = 0;
+  for (const auto& pair : queues_) {
+    // In this order: what is counted meanwhile makes it less, which a flush may start from, and not more.
+    const std::uint64_t all = pair->statistics().bytes[1].get();
+    total += static_cast<std::int64_t>(all - pair->statistics().durable.get());
+  }
+  return static_cast<std::uint64_t>(std::max<std::int64_t>(total, 0));
+}
+
+std::uint64_t Handle::lost_results(Error& first) const {
+  std::uint64_t count = 0;
+  for (std::uint32_t slot = 0; slot < kMostBatches; ++slot) {
+    Batch* const one = batch(slot);
+    if (one == nullptr) continue;
+    Error error;
+    const std::uint64_t failures = one->lost(error);
+    if (failures != 0 && count == 0) first = error;
+    count += failures;
+  }
+  return count;
 }
 
 std::string Handle::holders() const {

@@ -18,6 +18,7 @@
 #include "device/bytewise.hpp"
 #include "device/device.hpp"
 #include "engine/bring_up.hpp"
+#include "engine/durability.hpp"
 #include "engine/idle.hpp"
 #include "engine/policy.hpp"
 #include "engine/scheduler.hpp"
@@ -153,6 +154,14 @@ class Handle {
   std::string holders() const;
   /// Commands in flight over all queues.
   std::uint64_t in_flight() const;
+  /// Bytes of writes that have completed and are not durable by themselves, ever.
+  std::uint64_t written() const;
+  Durability& durability() { return durability_; }
+  /// Times that the controller was stopped by a recovery, and Abort commands that were given to it.
+  std::uint64_t resets() const { return resets_.load(std::memory_order_relaxed); }
+  std::uint64_t aborts() const { return aborts_.load(std::memory_order_relaxed); }
+  /// Of batches' results that nobody has collected: how many are failures, and the first.
+  std::uint64_t lost_results(Error& first) const;
   /// Reaps until nothing is in flight, nor waits for room in a batch, for at most `limit_ns`; recovers as any waiter
   /// would, also where the callers are elsewhere. True: nothing is.
   bool drain(std::uint64_t limit_ns);
@@ -232,7 +241,8 @@ class Handle {
   std::atomic<State> state_{State::ready};
   std::atomic<bool> given_up_{false};
   std::atomic<bool> tracing_{false};
-  std::atomic<std::uint64_t> staged_bytes_{0};
+  std::atomic<std::uint64_t> staged_bytes_{0}, resets_{0}, aborts_{0};
+  Durability durability_;
   Geometry geometry_;
   Turn turn_;
   std::atomic<bool> interrupts_{false}, shadow_doorbells_{false};  ///< a recovery may end them

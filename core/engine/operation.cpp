@@ -56,6 +56,7 @@ bool Operation::check() {
       (transfer_.priority == Priority::unsaid && transfer_.opcode == Opcode::write && scheduler.background_writes());
   paced_ = has_data(transfer_.opcode) && (background_ || transfer_.size > kSmall);
   choose_way();
+  if (transfer_.opcode == Opcode::flush) mark_ = handle_.durability().begin(handle_.written());
   return transfer_.size != 0 || transfer_.opcode == Opcode::flush;
 }
 
@@ -82,7 +83,7 @@ bool Operation::stage_piece(queue::QueuePair& pair, std::uint64_t now) {
   std::uint32_t bytes = paced_ ? scheduler.piece(chunk, background_) : chunk;
   bytes = left <= bytes ? static_cast<std::uint32_t>(left) : handle_.geometry().cut(t.offset + staged_, bytes);
   if (paced_ && !scheduler.pacer().take(bytes, background_, request_.in_flight == 0, waits_since_)) return false;
-  const std::uint8_t extra = extra_of(paced_, background_);
+  const std::uint8_t extra = extra_of(paced_, background_, t.durable && t.opcode == Opcode::write);
   const Staged staged = stage_command(handle_, pair, request_, t.opcode, buffer, in_buffer, t.offset + staged_, staged_,
                                       bytes, t.durable ? nvme::kForceUnitAccess : 0, extra, now);
   if (staged != Staged::yes) {
@@ -294,9 +295,16 @@ void Operation::abandon() {
   }
 }
 
+/// A flush that succeeded promises more than its own command where a reset came between: see Durability.
+void Operation::settle_flush() {
+  if (request_.failed() && !request_.stopped) return;  // another reason is told
+  const bool in_doubt = handle_.durability().end(mark_, !request_.failed());
+  if (in_doubt && !request_.failed()) refuse(Refusal::in_doubt);
+}
+
 std::int64_t Operation::explain() {
   if (const auto bytes = end_of_file(handle_, request_, refusal_)) return static_cast<std::int64_t>(*bytes);
-  last_error() = describe(handle_, transfer_, request_, refusal_);
+  last_error() = describe(handle_, transfer_, request_, refusal_, retries_);
   return -last_error().code;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "engine/durability.hpp"
 #include "engine/handle.hpp"
 #include "engine/idle.hpp"
 #include "engine/transfer.hpp"
@@ -62,8 +63,11 @@ inline Staged stage_command(Handle& handle, queue::QueuePair& pair, queue::Reque
 }
 
 /// What a command's retirement is more than most are.
-constexpr std::uint8_t extra_of(bool paced, bool background) {
-  return background ? queue::Command::kPaced | queue::Command::kBackground : paced ? queue::Command::kPaced : 0;
+constexpr std::uint8_t extra_of(bool paced, bool background, bool durable) {
+  const int pace = background ? queue::Command::kPaced | queue::Command::kBackground
+                   : paced    ? queue::Command::kPaced
+                              : 0;
+  return static_cast<std::uint8_t>(pace | (durable ? queue::Command::kDurable : 0));
 }
 
 /// Records the command that was just staged, whose registration it holds. `offset` is its place in the request.
@@ -118,6 +122,7 @@ class Operation {
   std::int64_t result() {
     if (learns_) [[unlikely]]
       handle_.scheduler().learn(transfer_.size, sleeps_, born_);
+    if (transfer_.opcode == nvme::Opcode::flush) settle_flush();
     if (!request_.failed()) [[likely]]
       return static_cast<std::int64_t>(transfer_.size);
     return explain();
@@ -146,6 +151,7 @@ class Operation {
   [[gnu::cold]] bool attend();
   [[gnu::cold]] void refuse(Refusal refusal);
   [[gnu::cold]] bool again();
+  [[gnu::cold]] void settle_flush();
   [[gnu::cold]] std::int64_t explain();
 
   Handle& handle_;
@@ -166,6 +172,7 @@ class Operation {
   bool paced_ = false, background_ = false;
   bool sleeps_ = false, learns_ = false;
   std::uint8_t retries_ = 0;
+  Durability::Mark mark_{};  ///< of a flush
   Refusal refusal_ = Refusal::none;
   std::uint64_t born_ = 0;   ///< ticks, where the scheduler learns
   std::uint64_t begun_ = 0;  ///< ticks at the first look at the clock

@@ -4,9 +4,12 @@
 // the abort is not confirmed, stop the controller; only when it is known to have stopped are the commands retired and
 // their memory released. If nothing stops it, the handle is wedged and what it may still write to stays held.
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <ctime>
 
 #include "base/clock.hpp"
+#include "engine/abort_limit.hpp"
 #include "engine/batch.hpp"
 #include "engine/handle.hpp"
 #include "engine/idle.hpp"
@@ -17,19 +20,24 @@ namespace ugds::engine {
 
 namespace {
 
-/// How long an Abort and then the command that it aborted may take, together. Every other request waits meanwhile, and
-/// for the reset that follows where this was in vain. Abort is a best effort for which no time is stated (NVMe
-/// Base 2.0, 5.1), so that waiting longer promises nothing; a controller that does work answers a command that moves no
-/// data long before.
-constexpr std::uint64_t kAbortLimit = 25'000'000;
+std::atomic<std::uint64_t> abort_limit{kAbortLimit};
 /// The same for a command that was not aborted, as when it was completing just then.
 constexpr std::uint64_t kNotAbortedGrace = 10'000'000;
 /// How long the system, which waits for the device, waits for the commands that it still executes.
 constexpr std::uint64_t kLastWords = 2'000'000'000;
 /// How often a start is tried while the system goes on stopping the device.
 constexpr int kRestarts = 8;
+/// How long a drain polls before it sleeps between its looks.
+constexpr std::uint64_t kPatience = 1'000'000;
+
+void nap() {
+  const timespec wait{0, 100'000};
+  nanosleep(&wait, nullptr);
+}
 
 }  // namespace
+
+void set_abort_limit(std::uint64_t ns) { abort_limit.store(ns != 0 ? ns : kAbortLimit); }
 
 void Handle::set_state(State state, const char* why) {
   {
@@ -61,9 +69,10 @@ void Handle::tell_wedged(const char* why) {
   }
   char held[64];
   std::snprintf(held, sizeof held, "; commands in flight: %llu", static_cast<unsigned long long>(in_flight()));
-  tell("wedged", Level::error, "what its commands may write to stays mapped and held",
-       (std::string(why) + held).c_str(),
-       "close it by force when something outside has reset or unplugged it; until then its memory is not to be had");
+  tell(
+      "wedged", Level::error, "what its commands may write to stays mapped and held", (std::string(why) + held).c_str(),
+      "close it, which resets its function once more (in C with a time below -1); if even that does not stop it, reset "
+      "or unplug it from outside and close it again");
 }
 
 void Handle::set_lost(const char* why) {
@@ -174,17 +183,16 @@ void Handle::recover_overdue(queue::QueuePair& pair, std::uint16_t cid, std::uin
   set_state(State::recovering, "a command is overdue");
   Event event;
   event.name = "overdue";
-  event.queue = pair.id();
-  event.command = cid;
+  // Whoever saw the old state submits under ownership: after this nobody is submitting.
+  acquire_all();
+  pair.describe(cid, event);
+  release_all();
   event.action = "abort";
   event.remedy = "raise the deadline if the device is merely slow";
   set_detail(event, "in flight for %.3f s, and the deadline is %.3f s",
              static_cast<double>(ticks_to_ns(ticks() - staged)) * 1e-9,
              static_cast<double>(policy_.deadline_ns) * 1e-9);
   events_.tell(event);
-  // Whoever saw the old state submits under ownership: after this nobody is submitting.
-  acquire_all();
-  release_all();
   const char* answer = "";
   const bool ended = confirmed_abort(pair, cid, staged, answer);
   event.name = "abort";
@@ -231,7 +239,8 @@ bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uin
   said = "the command came in the end, before it was aborted";
   if (!in_flight()) return true;
   const std::uint64_t start = monotonic_ns();
-  const Answer answer = controller_->execute(nvme::abort(pair.id(), cid), kAbortLimit);
+  aborts_.fetch_add(1, std::memory_order_relaxed);
+  const Answer answer = controller_->execute(nvme::abort(pair.id(), cid), abort_limit.load());
   if (answer.timed_out || answer.status != 0 || pair.distrusted()) {
     said = answer.timed_out     ? "the Abort command was not answered"
            : answer.status != 0 ? nvme::status_words(answer.status)
@@ -243,10 +252,13 @@ bool Handle::confirmed_abort(queue::QueuePair& pair, std::uint16_t cid, std::uin
                  : "the controller says that it did not abort the command, and its completion came";
   // "Aborted" is no proof that the data has stopped: the command's own completion is.
   const std::uint64_t spent = monotonic_ns() - start;
-  const std::uint64_t limit = aborted ? kAbortLimit : spent + kNotAbortedGrace;
+  const std::uint64_t limit = aborted ? abort_limit.load() : spent + kNotAbortedGrace;
   Idle idle;
-  while (in_flight()) {
-    if (monotonic_ns() - start > limit) {
+  for (;;) {
+    // Before the look: what has come while this thread had no processor is in time.
+    const bool late = monotonic_ns() - start > limit;
+    if (!in_flight()) break;
+    if (late) {
       said = aborted ? "the controller says that it aborted the command, but no completion of it came"
                      : "the controller says that it did not abort the command";
       return false;
@@ -293,11 +305,11 @@ bool Handle::reset_and_restart(const char* why) {
     const std::uint64_t ended = in_flight();
     stopped = stop(&how);
     if (!stopped) {
-      constexpr const char* kWhy =
-          "the controller could not be stopped: it may still write to the memory of its commands";
+      std::string words = "the controller could not be stopped: it may still write to the memory of its commands";
+      if (const std::string cause = device_->unreachable(); !cause.empty()) words += "; " + cause;
       for (auto& pair : queues_) pair->disbelieve();
-      set_state(State::wedged, kWhy);
-      tell_wedged(kWhy);
+      set_state(State::wedged, words.c_str());
+      tell_wedged(words.c_str());
     } else if (controller_->gone()) {
       set_lost(device_->gone().cause);  // before its callers are told
       retire_all(nvme::status::aborted_by_host);
@@ -305,7 +317,12 @@ bool Handle::reset_and_restart(const char* why) {
       char words[200];
       std::snprintf(words, sizeof words, "%s; commands in flight that it ended: %llu", why,
                     static_cast<unsigned long long>(ended));
-      tell("reset", Level::warning, how, words);
+      resets_.fetch_add(1, std::memory_order_relaxed);
+      // A file's medium is the kernel's, which outlives its controller.
+      const bool in_doubt = identity_.volatile_write_cache && !geometry_.bytewise && durability_.reset(written());
+      tell("reset", Level::warning, how, words,
+           in_doubt ? "what was written and not flushed may be lost: write it again; the next flush fails, to say so"
+                    : "");
       retire_all(nvme::status::aborted_by_host);
       if (start_again()) {
         submit_again();
@@ -357,9 +374,9 @@ bool Handle::force_stop() {
   const bool stopped = reset_function();
   if (stopped) {
     retire_all(nvme::status::aborted_by_host);
-    set_state(State::failed, "the function was reset from outside");
-    tell("reset", Level::warning, "function reset",
-         "a wedged device was stopped from outside: what it held is released", "close the device and open it again");
+    set_state(State::failed, "it was wedged, and the function was reset to close it");
+    tell("reset", Level::warning, "function reset", "a wedged device was stopped to close it: what it held is released",
+         "open it again");
   }
   release_all();
   return stopped;
@@ -383,7 +400,9 @@ bool Handle::drain(std::uint64_t limit_ns) {
       check_controller();
       for (auto& pair : queues_) check_deadline(*pair, true);
       if (state() == State::wedged) return false;  // nothing of it ends any more
-      if (monotonic_ns() - start > limit_ns) return !push_batches() && in_flight() == 0;
+      const std::uint64_t spent = monotonic_ns() - start;
+      if (spent > limit_ns) return !push_batches() && in_flight() == 0;
+      if (spent > kPatience && turn_.run == nullptr) nap();
     }
     idle.pause(turn_);
   }

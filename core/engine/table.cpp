@@ -109,7 +109,7 @@ std::string Table::holders(const Slot& slot) const {
   return words.empty() ? "what was in flight has ended just now" : words;
 }
 
-int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns, std::string* held) {
+int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns, std::string* held, Lost* lost) {
   const std::uint64_t start = monotonic_ns();
   const auto left = [&]() -> std::uint64_t {
     if (mode == Mode::check) return 0;
@@ -148,7 +148,7 @@ int Table::close(HandleId id, Mode mode, std::uint64_t limit_ns, std::string* he
     reopen(*slot, id);
     return EBUSY;
   }
-  release(*slot);
+  release(*slot, lost);
   return 0;
 }
 
@@ -173,7 +173,20 @@ void Table::reopen(Slot& slot, HandleId id) {
 }
 
 /// Stops the controller, or leaks what it may still use.
-void Table::release(Slot& slot) {
+void Table::release(Slot& slot, Lost* lost) {
+  Lost here;
+  here.count = slot.handle->lost_results(here.first);
+  if (here.count != 0) {
+    Event event;
+    event.name = "uncollected";
+    event.operation = here.first.operation;
+    event.action = "the device is closed, and their results are gone";
+    event.remedy = "collect the results of a batch before its device is closed";
+    set_detail(event, "requests of batches that failed, whose results nobody has collected: %llu; the first: %s",
+               static_cast<unsigned long long>(here.count), here.first.cause);
+    slot.handle->events().tell(event);
+  }
+  if (lost != nullptr) *lost = here;
   delete slot.handle;
   std::lock_guard guard(lock_);
   slot.handle = nullptr;

@@ -38,9 +38,15 @@ class Table {
     wait,     ///< wait for ever
     force,    ///< reset the function from outside first, if it is wedged
   };
+  /// Results of batches that failed, and that nobody has collected: how many, and the first.
+  struct Lost {
+    std::uint64_t count = 0;
+    Error first{};
+  };
   /// 0, EBUSY (in use, or wedged; the handle is open as before) or ESTALE. While somebody else closes it, waits for
   /// what comes of that. `held`: with EBUSY gets what keeps it, in words.
-  int close(HandleId id, Mode mode, std::uint64_t limit_ns = 0, std::string* held = nullptr);
+  /// `lost`: with 0 gets what nobody has collected of batches, where that is failures.
+  int close(HandleId id, Mode mode, std::uint64_t limit_ns = 0, std::string* held = nullptr, Lost* lost = nullptr);
   /// Closes whatever the state: waits that run are ended, and a wedged controller's memory is leaked. For garbage
   /// collection and exit. A handle that is not let go of within some seconds is left as it is.
   void abandon(HandleId id);
@@ -106,7 +112,7 @@ class Table {
   bool is_closing(HandleId id);
   std::string holders(const Slot& slot) const;
   void reopen(Slot& slot, HandleId id);
-  void release(Slot& slot);
+  void release(Slot& slot, Lost* lost = nullptr);
 
   std::atomic<std::uint32_t> nobodys_{0};  ///< a count that is never looked at, for uses that found nothing
   std::mutex lock_;

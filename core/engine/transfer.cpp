@@ -17,13 +17,16 @@ namespace {
 
 unsigned long long number(std::uint64_t n) { return static_cast<unsigned long long>(n); }
 
-constexpr const char* kRepeat = "nothing more is written; repeat the request";
 constexpr const char* kReopen = "close the device and open it again";
+constexpr const char* kWriteAgain = "write again what was written since the last flush that succeeded, then flush";
+constexpr const char* kClose =
+    "its buffers stay held: close the device, which resets its function once more (in C uGDSHandleDeregisterEx() with "
+    "-2); where that is in vain, reset or unplug it from outside and close it again";
 
 void set_gone(Error& error, Handle& handle, State state) {
   error.code = state == State::lost ? ENODEV : EIO;
   set_cause(error, "%s", handle.why().c_str());
-  set_hint(error, "%s", state == State::lost ? handle.device().gone().hint : kReopen);
+  set_hint(error, "%s", state == State::lost ? handle.device().gone().hint : state == State::wedged ? kClose : kReopen);
 }
 
 /// Its caller has let go of it while it was in flight.
@@ -31,29 +34,56 @@ void set_interrupted(Error& error, Handle& handle, bool expired) {
   if (handle.state() == State::wedged) {
     error.code = expired ? ETIMEDOUT : EIO;
     set_cause(error, "%s", handle.why().c_str());
-    set_hint(error, "its buffers stay registered and held; close the handle by force after an external reset");
+    set_hint(error, "%s", kClose);
   } else {
     error.code = ECANCELED;
     set_cause(error, "interrupted while the device was at work; the buffer is held until the command retires");
   }
 }
 
+/// What a request that a recovery ended has left behind, and what to do about it.
+struct Aftermath {
+  const char* left;
+  const char* remedy;
+};
+
+Aftermath aftermath(Opcode opcode, bool stopped) {
+  switch (opcode) {
+    case Opcode::read: return {"nothing more is written to the buffer", "repeat the request"};
+    case Opcode::write:
+      return {"it writes no more, and each block of what is not completed is as before or as written",
+              "write it again"};
+    case Opcode::flush:
+      if (!stopped) return {"what was written before may not be durable", "flush again"};
+      return {"what was written before and not flushed may be lost", kWriteAgain};
+    default:
+      return {"each block of the range is as before or deallocated", "discard again only what was not written since"};
+  }
+}
+
 /// A command of it came to an end by a recovery.
-void set_recovered(Error& error, Handle& handle, const queue::Request& request) {
+void set_recovered(Error& error, Handle& handle, const Transfer& t, const queue::Request& request, unsigned retries) {
   const State state = handle.state();
+  if (state == State::lost && !request.expired) return set_gone(error, handle, state);
+  const Aftermath after = aftermath(t.opcode, request.stopped);
+  char attempts[48] = "";
+  if (retries != 0) std::snprintf(attempts, sizeof attempts, ", and so were %u attempts before", retries);
   if (request.expired) {
     error.code = ETIMEDOUT;
-    set_cause(error, "a command was not completed within %.3f s; it was %s, and nothing more is written",
+    set_cause(error, "a command was not completed within %.3f s; it was %s%s; %s",
               static_cast<double>(handle.policy().deadline_ns) * 1e-9,
-              request.stopped ? "ended by a reset of the controller" : "aborted");
-    set_hint(error, "raise the deadline if the device is merely slow");
-  } else if (state == State::lost) {
-    set_gone(error, handle, state);
+              request.stopped ? "ended by a reset of the controller" : "aborted", attempts, after.left);
   } else {
     error.code = ECANCELED;
-    set_cause(error, "the controller was reset while the request was in flight");
-    set_hint(error, "%s", state == State::ready || state == State::recovering ? kRepeat : kReopen);
+    set_cause(error, "the controller was reset while the request was in flight%s; %s", attempts, after.left);
   }
+  switch (state) {
+    case State::wedged: return set_hint(error, "%s", kClose);
+    case State::failed: return set_hint(error, "%s: %s", handle.why().c_str(), kReopen);
+    case State::lost: return set_hint(error, "%s", handle.device().gone().hint);
+    default: break;
+  }
+  set_hint(error, request.expired ? "%s; raise the deadline if the device is merely slow" : "%s", after.remedy);
 }
 
 /// What the operating system answered to a request on a file.
@@ -177,13 +207,19 @@ void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusa
       error.code = ECANCELED;
       set_cause(error, "the request was cancelled before all of it was given to the device");
       return set_hint(error, "submit it again where it is still wanted");
+    case Refusal::in_doubt:
+      error.code = EIO;
+      set_cause(error,
+                "the controller was reset after writes had completed that no flush had followed: they may be lost, as "
+                "the device has a volatile write cache");
+      return set_hint(error, "%s; a reset is told of once", kWriteAgain);
     case Refusal::not_ready: return set_gone(error, handle, handle.state());
     case Refusal::interrupted: return set_interrupted(error, handle, false);
     default: return set_memory_refusal(error, t, refusal, handle.geometry().number);
   }
 }
 
-Error describe(Handle& handle, const Transfer& t, const queue::Request& request, Refusal refusal) {
+Error describe(Handle& handle, const Transfer& t, const queue::Request& request, Refusal refusal, unsigned retries) {
   Error error;
   set_transfer(error, handle, t);
   error.completed = request.failed() ? request.failed_at : 0;
@@ -193,7 +229,7 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     set_refusal(error, handle, t, refusal);
   } else if (request.stopped || (request.expired && nvme::status_errno(request.status) == ECANCELED)) {
     // Where what was overdue came in the end, the device's answer to it, or to another, is what there is to tell.
-    set_recovered(error, handle, request);
+    set_recovered(error, handle, t, request, retries);
   } else if (handle.geometry().bytewise && request.status == device::kSystemError) {
     set_system_error(error, request);
   } else {
@@ -205,7 +241,12 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     }
     error.status = request.status;
     std::snprintf(error.status_words, sizeof error.status_words, "%s", nvme::status_words(request.status));
-    set_cause(error, "the device failed a command at byte %llu", number(t.offset + request.failed_at));
+    if (request.detail != 0) {
+      set_cause(error, "the device failed a command of %u bytes at byte %llu", request.detail,
+                number(t.offset + request.failed_at));
+    } else {
+      set_cause(error, "the device failed it");
+    }
     set_hint(error, "%s", nvme::status_hint(request.status));
   }
   return error;

@@ -52,6 +52,7 @@ enum class Refusal : std::uint8_t {
   not_ready,    ///< the handle is not, for good
   cancelled,    ///< by its caller, before it was staged
   interrupted,  ///< its caller went away while it was in flight
+  in_doubt,     ///< a flush, after a reset that may have lost what was written before
   staged,       ///< its registration is staged for this device, which its way in does not do
 };
 
@@ -88,6 +89,8 @@ std::optional<std::uint64_t> end_of_file(const Handle& handle, const queue::Requ
 /// GPU memory was freed while it was registered.
 void set_freed(Error& error);
 /// The error of a request that failed: by its refusal, or by what the device or a recovery did to a command of it.
-Error describe(Handle& handle, const Transfer& transfer, const queue::Request& request, Refusal refusal);
+/// `retries`: how often it was submitted again.
+Error describe(Handle& handle, const Transfer& transfer, const queue::Request& request, Refusal refusal,
+               unsigned retries = 0);
 
 }  // namespace ugds::engine

@@ -152,6 +152,33 @@ const char* status_hint(std::uint16_t status) {
     case status::capacity_exceeded: return "the device is full; free space on it";
     case status::invalid_prp_offset:
     case status::data_transfer_error: return "the device could not reach the memory; check the IOMMU's log";
+    case status::internal_error:
+      return "the device failed in itself: repeat the request, and if that fails too, look at its health (SMART) and "
+             "firmware";
+    case 0x015:
+    case 0x023:
+    case 0x286: return "the device forbids it: look at its locks, reservations and lockdown";
+    case 0x083: return "another host holds a reservation; release it there";
+    case 0x01d:
+    case 0x084: return "the device is being sanitized or formatted; wait until that is done";
+    case 0x182:
+    case 0x1ba: return "the range is read-only: write elsewhere, or make it writable";
+    case 0x021:
+    case 0x022:
+    case 0x024:
+    case status::namespace_not_ready:
+    case 0x303: return "repeat the request after a moment";
+    case 0x282:
+    case 0x283:
+    case 0x284:
+    case 0x288:
+      return "the stored data and its protection do not agree; restore the blocks from a copy and rewrite them";
+    case 0x287: return "the blocks were never written, or were discarded; write them first";
+    case 0x300:
+    case 0x301:
+    case 0x302:
+    case 0x360:
+    case 0x370: return "the path to the device has failed; look at its link, or use another";
     default: return "";
   }
 }

@@ -135,6 +135,7 @@ void QueuePair::retire_extra(Command& command, std::uint16_t status, std::uint64
     shape_.pacer->give(command.bytes, command.is_write, (command.extra & Command::kBackground) != 0,
                        shape_.pacer->now(now) - command.begun);
   }
+  if ((command.extra & Command::kDurable) != 0 && status == 0) statistics_.durable.add(command.bytes);
   command.extra = 0;
   command.offset = 0;
 }
@@ -261,7 +262,7 @@ void QueuePair::fail(const Command& command, std::uint16_t status, std::uint32_t
   if (request == &nobody_ || command.offset >= request->failed_at) return;
   request->failed_at = command.offset;
   request->status = status;
-  request->detail = detail;
+  request->detail = shape_.bytewise ? detail : command.bytes;
   request->stopped = stopped;
   request->on_idle = ending(request->on_idle);
 }
@@ -316,26 +317,29 @@ void QueuePair::tell_failure(const Command& command, std::uint16_t status) {
   Event event;
   event.name = "command_failed";
   event.numerous = true;
-  event.queue = shape_.id;
-  const std::uint16_t cid = identifier(static_cast<std::size_t>(&command - commands_), command.staged, id_mask_);
-  event.command = cid;
-  event.operation = "command";
+  describe(identifier(static_cast<std::size_t>(&command - commands_), command.staged, id_mask_), event);
   event.status = status;
   std::snprintf(event.status_words, sizeof event.status_words, "%s", nvme::status_words(status));
   event.action = "the request is told";
   event.remedy = nvme::status_hint(status);
+  shape_.events->tell(event);
+}
+
+void QueuePair::describe(std::uint16_t cid, Event& event) const {
+  event.queue = shape_.id;
+  event.command = cid;
+  event.operation = "command";
   // The entry is in the ring until it is used again.
   for (std::uint32_t i = 0; i < depth_; ++i) {
     const nvme::SubmissionEntry& entry = submission_[(tail_ + depth_ - 1 - i) % depth_];
     if (entry.cid != cid || entry.nsid == 0) continue;
     event.operation = nvme::opcode_name(static_cast<nvme::Opcode>(entry.opcode));
-    if (command.bytes != 0) {
+    if (commands_[cid & id_mask_].bytes != 0) {
       event.lba = entry.cdw10 | std::uint64_t{entry.cdw11} << 32;
       event.blocks = (entry.cdw12 & 0xfffff) + 1;
     }
     break;
   }
-  shape_.events->tell(event);
 }
 
 void QueuePair::last_commands(std::vector<TraceRecord>& out, std::uint32_t block_shift) const {
@@ -399,16 +403,16 @@ std::uint64_t QueuePair::oldest_of(Chosen&& chosen, std::uint16_t& cid) const {
   return oldest;
 }
 
-std::uint64_t QueuePair::oldest(std::uint16_t& cid) const {
-  return oldest_of([](const Command&) { return true; }, cid);
-}
-
 std::uint64_t QueuePair::oldest(const Request& request, std::uint16_t& cid) const {
   return oldest_of([&](const Command& command) { return command.request == &request; }, cid);
 }
 
 std::uint64_t QueuePair::oldest(const Finished& list, std::uint16_t& cid) const {
   return oldest_of([&](const Command& command) { return is_of(command, list); }, cid);
+}
+
+std::uint64_t QueuePair::oldest(std::uint16_t& cid) const {
+  return oldest_of([](const Command&) { return true; }, cid);
 }
 
 std::uint64_t QueuePair::oldest_orphan(std::uint16_t& cid) {

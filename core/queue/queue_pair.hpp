@@ -51,6 +51,7 @@ struct alignas(64) Command {
   static constexpr std::uint8_t kBackground = 4;  ///< with kPaced: and against what background requests may
   static constexpr std::uint8_t kTraced = 8;      ///< its retirement is recorded
   static constexpr std::uint8_t kContinued = 16;  ///< not the first of its request
+  static constexpr std::uint8_t kDurable = 32;    ///< a write that is durable when it completes (FUA)
   static constexpr std::uint16_t kNoList = 0xffff;
   static constexpr std::uint32_t kNoId = 0x10000;
 
@@ -193,6 +194,8 @@ class QueuePair {
   bool has_orphans() const { return has_orphans_.load(std::memory_order_relaxed); }
   /// Says of the request of a command in flight that it was overdue.
   void expire(std::uint16_t cid, std::uint64_t staged);
+  /// Fills an event with what is known of a command: queue, identifier, operation and blocks.
+  void describe(std::uint16_t cid, Event& event) const;
   /// Counts a request that is submitted again.
   void count_retry() { statistics_.retries.add(1); }
   /// Appends what the rings still hold of the last commands, in the order of staging: at most `depth` records. Those

@@ -40,6 +40,7 @@ constexpr double latency_bucket_floor(unsigned bucket) {
 struct Statistics {
   Counter continued;        ///< commands retired that are not the first of their request
   Counter bytes[2];         ///< read and written, by commands that succeeded
+  Counter durable;          ///< of those written, what was durable by itself (FUA)
   Counter errors;           ///< commands that failed
   Counter coalesced;        ///< commands told of by a doorbell store that told of others too, less one for each store
   Counter protocol_errors;  ///< completions that no command was waiting for

@@ -98,10 +98,15 @@ PyCompletions collect_all(PyBatch& self, nb::handle timeout) {
   if (ended == PyBatch::Ended::timed_out) {
     const std::size_t count = results.size();
     self.put_back(results);
-    raise_new(ETIMEDOUT, "batch",
-              std::to_string(batch.outstanding(self.id.generation)) + " requests have not ended in the time given, " +
-                  std::to_string(count) + " have",
-              "nothing is lost: wait again, or take what there is by completed()");
+    Error error;
+    error.code = ETIMEDOUT;
+    error.operation = "wait";
+    set_device(error, self.uri.c_str());
+    set_cause(error,
+              "the time given to this wait is over: %llu requests have not ended, %zu have; none has failed by it",
+              static_cast<unsigned long long>(batch.outstanding(self.id.generation)), count);
+    set_hint(error, "nothing is lost: wait again, or take what there is by completed()");
+    raise(error);
   }
   raise_unless_collected(self, ended, results, handle);
   return PyCompletions(std::move(results));

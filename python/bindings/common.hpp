@@ -186,6 +186,7 @@ void define_log(nb::module_& m);
 void define_registration(nb::module_& m);
 void define_streams(nb::module_& m);
 void define_device(nb::module_& m);
+void define_open(nb::module_& m);
 void define_modes(nb::module_& m);
 void define_testing(nb::module_& m);
 void define_serve(nb::module_& m);

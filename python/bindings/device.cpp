@@ -235,37 +235,86 @@ bool is_closed(const PyDevice& device) {
   return !handle;
 }
 
+/// The device is closed, and some requests of batches have failed while nobody looked.
+[[noreturn]] void raise_lost(const PyDevice& device, const Table::Lost& lost) {
+  Error error = lost.first;
+  set_device(error, device.uri.c_str());
+  const std::string first = lost.first.cause;
+  set_cause(error, "requests of batches that failed, whose results nobody has collected: %llu; the first: %s",
+            static_cast<unsigned long long>(lost.count), first.c_str());
+  set_hint(error, "the device is closed; collect the results of a batch, or leave its `with` block, before that");
+  raise(error);
+}
+
 void close(PyDevice& device, double drain) {
   if (!(drain >= 0)) raise_new(EINVAL, "close", "a negative time", "give seconds");
   auto& table = Table::instance();
   const auto limit = static_cast<std::uint64_t>(std::min(drain, 1e9) * 1e9);
   std::string held;
+  Table::Lost lost;
+  bool wedged = false;
+  collect_retired();
   const int code = without_lock([&] {
     const std::uint64_t start = monotonic_ns();
     device.drain_progress(limit);
     const std::uint64_t left = limit - std::min(limit, monotonic_ns() - start);
-    int result = table.close(device.id, Table::Mode::bounded, left, &held);
+    int result = table.close(device.id, Table::Mode::bounded, left, &held, &lost);
     if (result == EBUSY && state_of(device.id) == engine::State::wedged) {
       // A wedged controller is reset from outside; what even that does not stop stays as it is.
-      result = table.close(device.id, Table::Mode::force, limit, &held);
+      wedged = true;
+      result = table.close(device.id, Table::Mode::force, limit, &held, &lost);
     }
     device.end_progress(result == EBUSY);
     return result;
   });
   collect_retired();
+  if (code != EBUSY && lost.count != 0) raise_lost(device, lost);
   if (code != EBUSY) return;  // closed now, or before
   Error error;
   error.code = EBUSY;
   error.operation = "close";
   set_device(error, device.uri.c_str());
   set_cause(error, "%s", held.c_str());
-  set_hint(error, "wait for the requests, or give drain= more seconds; a wedged device needs an external reset");
+  set_hint(error, wedged
+                      ? "its function was reset just now, in vain; close() tries that again, and else the device is to "
+                        "be reset or unplugged from outside"
+                      : "wait for the requests, or give drain= more seconds");
   raise(error);
 }
 
 const char* state(const PyDevice& device) {
   const auto now = state_of(device.id);
   return now ? engine::state_name(*now) : "closed";
+}
+
+/// The end of a `with` block. An exception that leaves it is not replaced: what else there is to say is noted on it.
+void leave(PyDevice& device, const nb::args& exception) {
+  if (exception.size() < 2 || exception[1].is_none()) return close(device, 5.0);
+  try {
+    close(device, 5.0);
+  } catch (const Failure& failure) {
+    const nb::object raised = exception[1];
+    if (nb::hasattr(raised, "add_note")) raised.attr("add_note")(error_object(failure.error()).attr("strerror"));
+  }
+}
+
+/// Looks at the controller, as whoever waits for a request does.
+const char* check(const PyDevice& device) {
+  without_lock([&] {
+    const Table::Use handle(Table::instance(), device.id);
+    if (handle) handle->check_controller();
+  });
+  return state(device);
+}
+
+nb::dict recoveries(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "stats");
+  nb::dict counts;
+  counts["state"] = engine::state_name(handle->state());
+  counts["resets"] = handle->resets();
+  counts["aborts"] = handle->aborts();
+  return counts;
 }
 
 nb::dict info(const PyDevice& device) {
@@ -359,16 +408,6 @@ std::uint64_t buffered_bytes(const PyDevice& device) {
   return handle->device().medium().buffered_bytes;
 }
 
-/// A URI, or a path as its own type says it.
-std::string uri_argument(nb::handle place) {
-  if (PyUnicode_Check(place.ptr())) return nb::cast<std::string>(place);
-  const nb::object path = nb::steal(PyOS_FSPath(place.ptr()));
-  if (!path.is_valid()) nb::raise_python_error();
-  const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(path));
-  const bool is_path = text.starts_with("/") || text.starts_with("./") || text.starts_with("../");
-  return is_path ? text : std::string("./").append(text);
-}
-
 std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (*get)(const engine::Identity&)) {
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) raise_stale(device, name);
@@ -390,6 +429,13 @@ void define_device(nb::module_& m) {
                        "\"ready\", \"recovering\", \"wedged\" (the controller could not be stopped: buffers of its "
                        "commands stay\n"
                        "held), \"failed\", \"lost\" or \"closed\".")
+          .def("check", &check,
+               "Looks at the controller's status, and recovers where that asks for it, as a request that waits would; "
+               "returns\n"
+               "`state`. Moves no data: it finds a device that has gone, was reset or reports a fatal status, and not "
+               "one "
+               "that\n"
+               "does not complete commands, for which there is a read. Thread-safe.")
           .def_prop_ro("closed", &is_closed, "Whether the device is closed.")
           .def_prop_ro(
               "capacity",
@@ -412,10 +458,16 @@ void define_device(nb::module_& m) {
               },
               "Bytes of the largest command; larger requests are cut.")
           .def_prop_ro("info_fields", &info)
-          .def("flush", &flush, "Makes every completed write durable. Raises as `read`. Thread-safe.")
+          .def("flush", &flush,
+               "Makes every completed write durable. Raises as `read`; and EIO, once, where a reset of the controller "
+               "may\n"
+               "have lost writes that had completed: write again what was written since the last flush that succeeded "
+               "(see\n"
+               "docs/failures.md). Thread-safe.")
           .def("discard", &discard, nb::arg("offset"), nb::arg("size"),
                "Deallocates whole blocks: their content is given up. Raises as `read`, and EOPNOTSUPP. Thread-safe.")
           .def("queue_stats", &queue_stats)
+          .def("recoveries", &recoveries)
           .def("staged_bytes", &staged_bytes)
           .def("buffered_bytes", &buffered_bytes)
           .def("batch", &open_batch, nb::arg("depth") = 128, nb::kw_only(), nb::arg("priority").none() = nb::none(),
@@ -428,9 +480,14 @@ void define_device(nb::module_& m) {
           .def("close", &close, nb::arg("drain") = 5.0,
                "Waits for at most `drain` seconds for requests that run, then closes. Raises `ugds.Error` (EBUSY) if "
                "they do not\n"
-               "end, or if the device is wedged and cannot be reset. Does nothing the second time.")
+               "end, or if the device is wedged and cannot be reset. What is overdue meanwhile is aborted. Where "
+               "requests "
+               "of\n"
+               "batches have failed whose results nobody has collected, the device is closed, and the first of their "
+               "errors is\n"
+               "raised. Does nothing the second time.")
           .def("__enter__", [](nb::object self) { return self; })
-          .def("__exit__", [](PyDevice& self, nb::args) { close(self, 5.0); })
+          .def("__exit__", [](PyDevice& self, nb::args exception) { leave(self, exception); })
           .def("__reduce__",
                [](const PyDevice&) -> nb::object {
                  throw nb::type_error("a Device cannot be pickled or copied: open its URI in the other process");
@@ -442,48 +499,6 @@ void define_device(nb::module_& m) {
   names = new Names<kArguments>(kNames, kPriority,
                                 "buffer, offset, size, buffer_offset, priority, and for write durable, unaligned");
   add_methods(type, methods);
-
-  m.def(
-      "open",
-      [](nb::handle place, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth,
-         double deadline, std::optional<bool> interrupts, std::optional<std::uint32_t> retry) {
-        const std::string uri = uri_argument(place);
-        if (!(deadline > 0)) raise_new(EINVAL, "open", "a deadline that is not positive", "give seconds");
-        collect_retired();
-        prepare_to_log();
-        engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};
-        policy.deadline_ns = static_cast<std::uint64_t>(std::min(deadline, 1e9) * 1e9);
-        policy.retry = retry;
-        if (interrupts) policy.interrupts = *interrupts ? engine::Interrupts::yes : engine::Interrupts::no;
-        auto device = std::make_unique<PyDevice>();
-        device->uri = uri;
-        device->id = without_lock([&] { return Table::instance().open(uri, policy); });
-        const Table::Use handle(Table::instance(), device->id);
-        device->uri = handle->uri();  // of a descriptor the path that it was opened by
-        device->transport = device::transport_name(handle->device().transport());
-        return device.release();  // Python's now
-      },
-      nb::arg("uri"), nb::arg("mode") = nb::none(), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0,
-      nb::arg("depth") = 0, nb::arg("deadline") = 30.0, nb::arg("interrupts") = nb::none(),
-      nb::arg("retry") = nb::none(),
-      "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up.\n\n"
-      "mode: what it is to be good at, one of `ugds.modes()`; left out: as the URI says (`?mode=`), else \"latency\" "
-      "(docs/modes.md).\n"
-      "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the "
-      "library's\n"
-      "choice; clamped to what the device grants. deadline: seconds after which a command is aborted, and the "
-      "controller\n"
-      "reset if that does not end it. interrupts: whether a wait sleeps until the controller interrupts, instead of "
-      "polling;\n"
-      "left out: as the URI says (`?interrupts=1`), else the environment (UGDS_INTERRUPT_MODE=1), else no. "
-      "`info.completion`\n"
-      "says what became of it. retry: how often a read or write that a reset of the controller ended is submitted\n"
-      "again, 0 to 16; left out: as the URI says (`?retry=2`), else never (docs/failures.md).\n\n"
-      "Raises `ugds.Error`: EINVAL (URI, parameter), ENODEV, ENXIO (not bound to a driver for user space), EBUSY (in "
-      "use),\n"
-      "EACCES, EIO (the controller fails), EOPNOTSUPP (its format), "
-      "ENOMEM,\n"
-      "EMFILE. Thread-safe.");
 }
 
 }  // namespace ugds::python

@@ -5,6 +5,8 @@
 // in the middle of whatever its main thread does, perhaps under a lock of a handler's, so nothing is logged there: a
 // thread of Python's is started, which logs them and ends. Any thread does before it raises an error of ours.
 #include <nanobind/stl/string.h>
+#include <pthread.h>
+#include <signal.h>
 
 #include <array>
 #include <atomic>
@@ -28,6 +30,7 @@ struct Waiting {
   std::array<Event, 128> ring{};
   std::uint64_t added = 0, taken = 0, lost = 0;
   bool listens = false;  ///< the interpreter is there
+  bool has_helper = false;
   std::atomic<bool> any{false}, asked{false}, logs{false};
   std::atomic<unsigned long> own{0};  ///< the thread that was started for them
 };
@@ -52,6 +55,35 @@ int call_back(void*) {
   return 0;
 }
 
+/// The interpreter's main thread may be waiting for a lock, or asleep, and not call back for long: then this does.
+void* help(void*) {
+  Waiting& w = waiting();
+  const timespec nap{0, 20'000'000};
+  for (;;) {
+    nanosleep(&nap, nullptr);
+    {
+      const std::lock_guard guard(w.lock);
+      w.has_helper = w.listens && w.any.load();
+      if (!w.has_helper) return nullptr;
+    }
+    if (w.logs.load()) continue;
+    const Locked locked;  // the interpreter's end waits for this thread
+    or_stay([] { call_back(nullptr); });
+  }
+}
+
+/// Under the lock. Where no thread is to be had, the interpreter's main thread is the one.
+void start_helper() {
+  sigset_t all, before;
+  sigfillset(&all);  // they are for the interpreter's threads
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  Waiting& w = waiting();
+  w.has_helper = pthread_create(&thread, nullptr, help, nullptr) == 0;
+  if (w.has_helper) pthread_detach(thread);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 void observe(const Event& event) {
   Waiting& w = waiting();
   const std::lock_guard guard(w.lock);
@@ -63,6 +95,7 @@ void observe(const Event& event) {
   w.ring[w.added++ % w.ring.size()] = event;
   w.any.store(true);
   if (!w.asked.exchange(true) && Py_AddPendingCall(call_back, nullptr) != 0) w.asked.store(false);
+  if (!w.has_helper) start_helper();
 }
 
 void load() {
@@ -175,6 +208,15 @@ void log_events() noexcept {
 
 void stop_logging() noexcept {
   listen(false);
+  without_lock([] {
+    const std::uint64_t start = monotonic_ns();
+    const timespec nap{0, 1'000'000};
+    const auto helped = [] {
+      const std::lock_guard guard(waiting().lock);
+      return waiting().has_helper;
+    };
+    while (helped() && monotonic_ns() - start < kPatience) nanosleep(&nap, nullptr);
+  });
   log_events();
 }
 
@@ -187,6 +229,7 @@ void define_log(nb::module_& m) {
                                          waiting().asked.store(false);
                                          waiting().logs.store(false);
                                          waiting().own.store(0);
+                                         waiting().has_helper = false;
                                          waiting().lock.unlock();
                                        }});
   listen(true);

@@ -39,6 +39,7 @@ NB_MODULE(_core, m) {
   define_log(m);
   define_registration(m);
   define_device(m);
+  define_open(m);
   define_batch(m);
   define_streams(m);
   define_progress(m);

@@ -9,11 +9,15 @@
 
 #include <cerrno>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/steps.hpp"
+#include "base/text.hpp"
 #include "common.hpp"
 #include "device/emulated.hpp"
+#include "engine/abort_limit.hpp"
 
 namespace ugds::python {
 
@@ -78,12 +82,15 @@ constexpr std::pair<const char*, Fault::Kind> kKinds[] = {
 };
 
 Fault::Kind kind_of(const std::string& name) {
-  std::string all;
+  std::vector<std::string> all;
   for (const auto& [known, kind] : kKinds) {
     if (name == known) return kind;
-    all += all.empty() ? known : std::string(", ") + known;
+    all.emplace_back(known);
   }
-  raise_new(EINVAL, "inject", "there is no fault \"" + name + "\"", "use one of " + all);
+  const std::string near = nearest(name, all);
+  raise_new(
+      EINVAL, "inject", "there is no fault \"" + name + "\"",
+      (near.empty() ? "" : "did you mean \"" + near + "\"? ") + std::string("ugds.testing.FAULTS has all of them"));
 }
 
 Fault fault_of(const std::string& kind, int opcode, bool admin, std::uint64_t skip, std::uint64_t count,
@@ -250,6 +257,9 @@ void define_testing(nb::module_& m) {
       nb::arg("blocks") = nb::none(), nb::arg("abortable") = true, nb::arg("value") = 0, nb::arg("at") = nb::none(),
       nb::arg("width") = 1, nb::arg("cns") = -1);
   m.def("clear_faults_at_open", &emulator::clear_faults_at_open);
+  m.def(
+      "set_abort_limit", [](double seconds) { engine::set_abort_limit(static_cast<std::uint64_t>(seconds * 1e9)); },
+      nb::arg("seconds"));
   m.def("arm_step", &testing::arm_step, nb::arg("nth"));
   m.def("disarm_steps", &testing::disarm_steps);
   m.def("record_steps", &testing::record_steps);

@@ -45,7 +45,7 @@ class DeviceInfo:
     shadow_doorbells: bool
     retry: int  #: how often a read or write that a reset ended is submitted again
     completion: str  #: "interrupt" or "polling", with the reason where that is not what was asked for
-    state: str  #: ready, recovering, wedged, lost or closed
+    state: str  #: ready, recovering, wedged, failed, lost or closed
     medium: str = ""  #: of a file: its file system, or "block device"
     io: str = ""  #: of a file: "io_uring", or "threads" and why
     why_buffered: str = ""  #: of a file: why its requests go through the page cache; "" where they do not
@@ -110,6 +110,9 @@ class Stats:
     histogram: tuple[int, ...]
     queues: tuple[dict[str, Any], ...]  #: the same counts for each queue
     streams: dict[str, int] = dataclasses.field(default_factory=dict)  #: requests in stream order, and how they went
+    state: str = ""  #: of the device, as `Device.state`
+    resets: int = 0  #: times that a recovery has stopped the controller
+    aborts: int = 0  #: commands that were overdue and that the controller was asked to abort
 
     @classmethod
     def of(cls, device: Device) -> Stats:
@@ -120,6 +123,7 @@ class Stats:
             device.staged_bytes(),
             device.buffered_bytes(),
             device.stream_stats(),
+            device.recoveries(),
         )
 
     @classmethod
@@ -131,6 +135,7 @@ class Stats:
         staged_bytes: int,
         buffered_bytes: int,
         streams: dict[str, int],
+        recoveries: dict[str, Any],
     ) -> Stats:
         histograms = [queue["latency_ns_histogram"] for queue in queues]
         counts = {name: sum(queue[name] for queue in queues) for name in (*_COUNTS, "in_flight")}
@@ -144,6 +149,7 @@ class Stats:
             histogram=tuple(map(sum, zip(*histograms, strict=True))),
             queues=tuple(queues),
             streams=streams,
+            **recoveries,
         )
 
     def __sub__(self, earlier: Stats) -> Stats:
@@ -156,7 +162,12 @@ class Stats:
         }
         staged = self.staged_bytes - earlier.staged_bytes
         buffered = self.buffered_bytes - earlier.buffered_bytes
-        return self._sum(self.device, self.transport, rows, staged, buffered, streams)
+        recoveries = {
+            "state": self.state,
+            "resets": self.resets - earlier.resets,
+            "aborts": self.aborts - earlier.aborts,
+        }
+        return self._sum(self.device, self.transport, rows, staged, buffered, streams, recoveries)
 
     def prometheus(self, *others: Stats) -> str:
         """The counts of every queue in Prometheus' text exposition format, version 0.0.4, to be served as `text/plain;

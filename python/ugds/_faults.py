@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `ugds doctor --last-fault` prints: the events that the last process that had some has left behind."""
+"""What `ugds doctor` prints of failures: events that processes have left behind, by itself those of the last one."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ugds import _core
 from ugds._report import CommandError
 
 _FILES = ("faults.1.jsonl", "faults.jsonl")
-_TRACE = "wedge.trace.json"
+_TRACE, _OLDER_TRACE = "wedge.trace.json", "wedge.1.trace.json"
 _MOST_BYTES = 1 << 20  # of a file; the library's have an eighth of it
 Event = dict[str, Any]
 
@@ -51,16 +52,45 @@ def _events(path: Path) -> list[Event]:
     return found
 
 
+def kept() -> list[Event]:
+    """All that is kept, in the order of writing."""
+    where = folder()
+    return [event for name in _FILES for event in _events(where / name)] if where is not None else []
+
+
+def _process(event: Event) -> tuple[Any, Any]:
+    return event["pid"], event["started_ns"]
+
+
 def last() -> list[Event]:
     """The events of the process that had the latest one, in their order."""
-    where = folder()
-    if where is None:
-        return []
-    events = [event for name in _FILES for event in _events(where / name)]
-    if not events:
-        return []
-    process = (events[-1]["pid"], events[-1]["started_ns"])
-    return [event for event in events if (event["pid"], event["started_ns"]) == process]
+    return _of_last(kept())
+
+
+def _of_last(events: list[Event]) -> list[Event]:
+    return [event for event in events if _process(event) == _process(events[-1])]
+
+
+def why_not_kept(where: Path) -> str:
+    """Why nothing can be kept in a folder; "" where it can."""
+    there = where
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        return f"{there} is no folder"
+    if there == where:
+        status = where.stat()
+        if where.is_symlink():
+            return "it is a link"
+        if status.st_uid != os.geteuid():
+            return "it belongs to somebody else"
+        if stat.S_IMODE(status.st_mode) & 0o022:
+            return "others may write to it"
+    try:
+        os.rmdir(tempfile.mkdtemp(dir=there))  # what the mode of a folder says is not all
+    except OSError as error:
+        return f"{there} cannot be written to: {error.strerror}"
+    return ""
 
 
 def trace() -> Path | None:
@@ -81,7 +111,9 @@ def describe(event: Event) -> str:
     where = [f"queue {event['queue']}"] if "queue" in event else []
     where += [f"command {event['command']}"] if "command" in event else []
     if "operation" in event:
-        blocks = f" of {event['blocks']} blocks from {event['lba']}" if "blocks" in event else ""
+        blocks = ""
+        if "blocks" in event:
+            blocks = f" of {event['blocks']} block{'s' * (event['blocks'] != 1)} from LBA {event['lba']}"
         where.append(f"{event['operation']}{blocks}")
     lines = [f"{event['time']}  {what}: {', '.join(where)}" if where else f"{event['time']}  {what}"]
     for name, label in (("status_text", "status"), ("detail", "why"), ("action", "done"), ("remedy", "remedy")):
@@ -92,28 +124,52 @@ def describe(event: Event) -> str:
     return "\n".join(map(_shown, lines))
 
 
-def report(as_json: bool) -> int:
-    """Prints them. Returns the exit status."""
+def report(as_json: bool, *, every: bool = False, pid: int | None = None, device: str | None = None) -> int:
+    """Prints those of the last process that had some; of `every` one, or of those with this `pid`; where `device` is
+    given, of devices whose URI has that text, and the last process that had such. Returns the exit status."""
     where = folder()
     if where is None:
-        raise CommandError("faults are not kept: there is no home, or UGDS_STATE_DIR is empty")
-    events = last()
+        raise CommandError(
+            "faults are not kept: there is no home, or UGDS_STATE_DIR is empty; name a folder in UGDS_STATE_DIR"
+        )
+    if why := why_not_kept(where):
+        raise CommandError(f"faults cannot be kept in {where}: {why}; name another folder in UGDS_STATE_DIR")
+    everything = kept()
+    events = [event for event in everything if device is None or device in str(event.get("device", ""))]
+    if pid is not None:
+        events = [event for event in events if event["pid"] == pid]
+    elif not every:
+        events = _of_last(events)
     if as_json:
         for event in events:
             print(json.dumps(event))
         return 0
     if not events:
-        print(f"no fault is known ({where})")
+        print(f"no fault is known ({where})" if not everything else f"no such fault is known ({where})")
         return 0
+    seen: dict[tuple[Any, Any], list[Event]] = {}
+    for event in events:
+        seen.setdefault(_process(event), []).append(event)
+    print("\n\n".join(_told(process) for process in seen.values()))
+    if len(everything) > len(events):
+        print(f"\n{len(everything) - len(events)} other event(s) are kept: ugds doctor --last-fault --all")
+    return 0
+
+
+def _told(events: list[Event]) -> str:
+    """The events of one process, in words."""
     first = events[0]
-    print(f"process {first['pid']} ({_shown(first.get('program', 'unknown'))}) had {len(events)} event(s):")
+    lines = [f"process {first['pid']} ({_shown(first.get('program', 'unknown'))}) had {len(events)} event(s):"]
     device = None
     for event in events:
         if event.get("device") != device:
             device = event.get("device")
-            print(f"\n{_shown(device)}")
-        print(describe(event))
+            lines.append(f"\n{_shown(device)}")
+        lines.append(describe(event))
     path = trace()
     if path is not None and any(event["event"] == "wedged" for event in events):
-        print(f"\nlast commands of the device that wedged: {path} (https://ui.perfetto.dev, or ugds.trace.read_chrome)")
-    return 0
+        lines.append(
+            f"\nlast commands of the device that wedged last: {path}, and of the one before {_OLDER_TRACE} beside it "
+            "(https://ui.perfetto.dev, or ugds.trace.read_chrome)"
+        )
+    return "\n".join(lines)

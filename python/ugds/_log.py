@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from datetime import datetime
 
 from ugds import _core
 
@@ -15,9 +16,17 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 
 def emit(line: str) -> None:
-    """Logs one event: the line is the message, and its fields are the record's `ugds`."""
+    """Logs one event: the line is the message, its fields are the record's `ugds`, and its time is the record's."""
     fields = json.loads(line)
-    LOGGER.log(_LEVELS[fields["level"]], "%s", line, extra={"ugds": fields})
+    level = _LEVELS[fields["level"]]
+    if not LOGGER.isEnabledFor(level):
+        return
+    record = LOGGER.makeRecord(LOGGER.name, level, __file__, 0, "%s", (line,), None, "emit", {"ugds": fields})
+    created = datetime.fromisoformat(fields["time"].replace("Z", "+00:00")).timestamp()
+    record.relativeCreated += (created - record.created) * 1000
+    record.created = created
+    record.msecs = float(int(created % 1 * 1000))
+    LOGGER.handle(record)
 
 
 def _log_all() -> None:

@@ -31,6 +31,13 @@ _METRICS = (
     ("ugds_in_flight", "gauge", "in_flight", "Commands in flight."),
     ("ugds_queue_depth", "gauge", "depth", "Entries of the submission queue."),
 )
+#: The same of a device as a whole.
+_OF_DEVICE = (
+    ("ugds_resets_total", "counter", "resets", "Times that a recovery has stopped the controller."),
+    ("ugds_aborts_total", "counter", "aborts", "Overdue commands that the controller was asked to abort."),
+)
+_STATES = ("ready", "recovering", "wedged", "failed", "lost")
+_STATE_HELP = "1 for the state that the device is in, 0 for the others."
 _LATENCY = "ugds_command_latency_seconds"
 _LATENCY_HELP = (
     "Time from a command's staging to its retirement. Counted in buckets of a quarter of a doubling: edges are met to "
@@ -48,6 +55,16 @@ def text(stats: Sequence[Stats]) -> str:
     for name, kind, field, about in _METRICS:
         lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
         lines += [f"{name}{{{labels}}} {queue[field]}" for labels, queue in rows]
+    of_devices = [(f'device="{_escaped(each.device)}",transport="{_escaped(each.transport)}"', each) for each in stats]
+    for name, kind, field, about in _OF_DEVICE:
+        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{{{labels}}} {getattr(each, field)}" for labels, each in of_devices]
+    lines += [f"# HELP ugds_state {_STATE_HELP}", "# TYPE ugds_state gauge"]
+    lines += [
+        f'ugds_state{{{labels},state="{state}"}} {int(each.state == state)}'
+        for labels, each in of_devices
+        for state in _STATES
+    ]
     lines += [f"# HELP {_LATENCY} {_LATENCY_HELP}", f"# TYPE {_LATENCY} histogram"]
     lines += [line for labels, queue in rows for line in _histogram(labels, queue["latency_ns_histogram"])]
     return "\n".join(lines) + "\n"

@@ -60,7 +60,7 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     if not arguments.last_fault:
         raise CommandError("say what to look at: ugds doctor --last-fault", status=2)
-    return _faults.report(arguments.json)
+    return _faults.report(arguments.json, every=arguments.all, pid=arguments.pid, device=arguments.device)
 
 
 def octal(text: str) -> int:
@@ -194,11 +194,15 @@ def parser() -> argparse.ArgumentParser:
         "what went wrong",
         "examples:\n"
         "  ugds doctor --last-fault\n"
-        "  ugds doctor --last-fault --json\n\n"
+        "  ugds doctor --last-fault --device pci:0000:65:00.0\n"
+        "  ugds doctor --last-fault --all --json\n\n"
         "Events of failures are kept in a small file, in UGDS_STATE_DIR, or ugds/ of XDG_STATE_HOME, or\n"
         "~/.local/state/ugds. docs/failures.md explains them.",
     )
     asked.add_argument("--last-fault", action="store_true", help="the events of the last process that had some")
+    asked.add_argument("--all", action="store_true", help="those of every process that are kept")
+    asked.add_argument("--pid", type=int, metavar="NUMBER", help="those of the processes with this number")
+    asked.add_argument("--device", metavar="TEXT", help="only those of devices whose URI has this text")
     _json_option(asked)
 
     benches = commands.add_parser(

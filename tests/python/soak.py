@@ -228,7 +228,9 @@ class Worker:
 
     def ended_by_recovery(self, error: ugds.Error) -> bool:
         """A deadline, or a reset under it. Nothing moves any more, so the region can be looked at."""
-        return self.round.recovers and error.status is None and error.errno in (110, 125)
+        if not self.round.recovers or error.status is not None:
+            return False
+        return error.errno in (110, 125) or (error.errno == 5 and "may be lost" in error.cause)  # a flush after one
 
     def run(self) -> None:
         try:

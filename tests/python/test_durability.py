@@ -4,6 +4,7 @@ the rest."""
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable
 
@@ -20,9 +21,11 @@ OpenSsd = Callable[..., ugds.Device]
 
 
 class Disk:
-    """For each block the contents that it may have after a loss of power: one, once they were made durable."""
+    """For each block the contents that it may have after a loss of power: one, once they were made durable. And whether
+    a flush has to say that a loss may have taken something."""
 
     def __init__(self, blocks: int) -> None:
+        self.unflushed = self.in_doubt = False
         self.now = [bytes(LBA)] * blocks
         self.allowed = [{bytes(LBA)} for _ in range(blocks)]
 
@@ -34,11 +37,15 @@ class Disk:
                 self.allowed[first + index] = {block}
             else:
                 self.allowed[first + index].add(block)
+                self.unflushed = True
 
     def flush(self) -> None:
+        self.unflushed = self.in_doubt = False
         self.allowed = [{block} for block in self.now]
 
     def check_after_loss(self, stored: bytes, survive: float | None = None) -> None:
+        self.in_doubt |= self.unflushed
+        self.unflushed = False
         for index, allowed in enumerate(self.allowed):
             block = stored[index * LBA : (index + 1) * LBA]
             assert block in allowed, f"block {index} has contents that it never had, or that a later write replaced"
@@ -94,8 +101,13 @@ def test_a_block_has_after_a_loss_of_power_what_it_may_have(
                 last = -(-(offset + len(data)) // LBA)
                 disk.write(first, bytes(whole[first * LBA : last * LBA]), durable)
             elif kind == "flush":
-                ssd.flush()
-                disk.flush()
+                try:
+                    ssd.flush()
+                    told = False
+                except ugds.Error as error:
+                    told = error.errno == errno.EIO and "may be lost" in error.cause
+                assert told == disk.in_doubt
+                disk.flush()  # which it did, whatever was lost before
             else:
                 ugds.testing.power_cut(ssd, survive, seed + number)
                 disk.check_after_loss(emulator.peek(0, 64 * LBA))

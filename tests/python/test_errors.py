@@ -208,8 +208,8 @@ def test_what_has_no_memory_is_a_type_error(scene: Scene, operation: str, value:
         lambda d, b: ugds.open(1),
         lambda d, b: ugds.open("emulated:1MiB", queues="2"),
         lambda d, b: ugds.open("emulated:1MiB", depth=-1),
-        lambda d, b: ugds.open("emulated:1MiB", deadline="soon"),
-        lambda d, b: ugds.open("emulated:1MiB", deadline=None),
+        lambda d, b: ugds.open("emulated:1MiB", deadline=[]),
+        lambda d, b: ugds.open("emulated:1MiB", retry="2"),
         lambda d, b: ugds.register(bytearray(512), device=d),
         lambda d, b: ugds.register(bytearray(512), devices=d),
         lambda d, b: ugds.register(bytearray(512), devices=[1]),
@@ -534,7 +534,7 @@ def test_an_error_is_an_oserror_with_everything_that_is_known(scene: Scene) -> N
     assert error.status == 0x281
     assert "unrecovered read error" in error.status_text
     assert "0x281" in error.status_text
-    assert "byte 16384" in error.cause
+    assert "a command of 8192 bytes at byte 16384" in error.cause
     assert "restore" in error.hint
     text = str(error)
     for part in ("read", URI, "[0, +32768)", error.cause, error.status_text, "16384 bytes were completed", error.hint):
@@ -670,7 +670,7 @@ def test_a_device_without_discard_says_so(open_ssd: OpenSsd) -> None:
 
 
 def test_a_fault_that_does_not_exist_is_refused(scene: Scene) -> None:
-    with scene.refuses(errno.EINVAL, "gremlin", "hang", operation="inject", device=False):
+    with scene.refuses(errno.EINVAL, "gremlin", "ugds.testing.FAULTS", operation="inject", device=False):
         scene.emulator.inject("gremlin")
     with pytest.raises((ugds.Error, OverflowError)):
         scene.emulator.peek(MIB, 1)

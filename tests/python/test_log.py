@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,68 @@ def test_a_reader_that_is_slow_is_told_what_matters_all_the_same(told: list[dict
     assert sum(event.get("left_out", 0) for event in told) > 0  # there was no room for all of them
 
 
+@pytest.mark.parametrize("retry", [0, 1])
+def test_events_are_logged_while_the_main_thread_waits(retry: int) -> None:
+    """Whatever it waits in: here a lock that nobody gives back. The record has the event's time."""
+    arrived = threading.Event()
+    records: list[logging.LogRecord] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+            if record.ugds["event"] == "recovered":  # type: ignore[attr-defined]
+                arrived.set()
+
+    handler = Handler()
+    logging.getLogger("ugds").addHandler(handler)
+    logging.getLogger("ugds").setLevel(logging.DEBUG)
+    try:
+        with ugds.open(URI, deadline=0.2, queues=1, retry=retry) as ssd, ugds.empty("4KiB") as buffer:
+            ugds.testing.emulator(ssd).inject("hang", opcode=2, abortable=False)
+            ended = threading.Event()
+
+            def read() -> None:
+                with contextlib.suppress(ugds.Error):
+                    ssd.read(buffer)
+                ended.set()
+
+            before = time.time()
+            threading.Thread(target=read).start()
+            # In one call, in which the interpreter runs nothing in this thread.
+            assert arrived.wait(20)
+            assert ended.wait(20)
+            for record in records:
+                assert before - 0.001 <= record.created <= time.time()
+                told_at = datetime.fromisoformat(record.ugds["time"].replace("Z", "+00:00"))  # type: ignore[attr-defined]
+                assert record.created == told_at.timestamp() and record.msecs == told_at.microsecond // 1000
+            assert [r.ugds["event"] for r in records] == ["overdue", "abort", "reset", "recovered"]  # type: ignore[attr-defined]
+    finally:
+        logging.getLogger("ugds").removeHandler(handler)
+
+
+def test_an_overdue_command_is_told_with_its_request(told: list[dict[str, Any]]) -> None:
+    with ugds.open(URI, deadline=0.2, queues=1) as ssd, ugds.empty("4KiB") as buffer:
+        ugds.testing.emulator(ssd).inject("hang", opcode=1)
+        with pytest.raises(ugds.Error):
+            ssd.write(buffer, 8192, 2048)
+    told = [event for event in told if event["event"] != "command_failed"]
+    assert [event["event"] for event in told[:2]] == ["overdue", "abort"]
+    for event in told[:2]:
+        assert (event["operation"], event["lba"], event["blocks"]) == ("write", 16, 4)
+
+
+def test_a_long_uri_is_whole_and_a_longer_one_is_marked(told: list[dict[str, Any]]) -> None:
+    for length, whole in ((150, True), (400, False)):
+        uri = f"{URI}&name={'n' * length}"
+        with ugds.open(uri, queues=1) as ssd, ugds.empty("4KiB") as buffer:
+            ugds.testing.emulator(ssd).inject("status", opcode=2, status=0x281)
+            with pytest.raises(ugds.Error) as caught:
+                ssd.read(buffer)
+        ugds.testing.forget_subsystem("n" * length)
+        for text in (caught.value.device, told[-1]["device"]):
+            assert text == uri if whole else (text.endswith("...") and uri.startswith(text[:-3]))
+
+
 # --- Standard error and the file ----------------------------------------------------------------------------------
 
 
@@ -358,7 +421,15 @@ def test_the_last_fault_is_printed_with_what_to_do_and_the_last_commands_are_kep
     assert {event["pid"] for event in printed} == {kept[-1]["pid"]}
 
     done = doctor("--last-fault", UGDS_STATE_DIR=str(state))
-    for words in (URI, "wedged", "media error", "remedy", "close it by force", "wedge.trace.json", "queue 1, command "):
+    for words in (
+        URI,
+        "wedged",
+        "media error",
+        "remedy",
+        "close it, which resets",
+        "wedge.trace.json",
+        "queue 1, command ",
+    ):
         assert words in done.stdout, words
 
     (trace,) = ugds.trace.read_chrome(state / "wedge.trace.json")
@@ -374,6 +445,37 @@ def test_the_last_fault_is_printed_with_what_to_do_and_the_last_commands_are_kep
     assert '"in flight when the device wedged"' in json.dumps(content["traceEvents"][-4:])
     phases = [event["ph"] for event in content["traceEvents"]]
     assert phases.count("b") == phases.count("e") == len(trace.records)
+
+
+def test_other_faults_than_the_last_are_found_by_process_and_device(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    other = WEDGE.replace("1MiB", "2MiB")
+    for code in (WEDGE, other, other.split('emulator.inject("hang')[0]):
+        assert python(code, UGDS_STATE_DIR=str(state)).returncode == 0
+    environment = {"UGDS_STATE_DIR": str(state)}
+    assert (state / "wedge.trace.json").is_file() and (state / "wedge.1.trace.json").is_file()
+
+    def asked(*options: str) -> list[str]:
+        return [event["event"] for event in events(doctor("--last-fault", "--json", *options, **environment).stdout)]
+
+    assert asked() == ["command_failed"]
+    whole = ["command_failed", "overdue", "abort", "wedged"]
+    assert asked("--device", "emulated:1MiB") == whole
+    assert asked("--all") == [*whole, *whole, "command_failed"]
+    assert asked("--all", "--device", "emulated:2MiB") == [*whole, "command_failed"]
+    first = events(doctor("--last-fault", "--json", "--all", **environment).stdout)[0]["pid"]
+    assert asked("--pid", str(first)) == whole
+    printed = doctor("--last-fault", **environment).stdout
+    assert "write of 2 blocks from LBA 16" in printed and "8 other event(s) are kept" in printed
+    assert "no such fault" in doctor("--last-fault", "--device", "nothing", **environment).stdout
+
+
+def test_a_doctor_says_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("/proc/nothing/here", str(tmp_path / "file"), str(tmp_path / "file" / "below")):
+        done = doctor("--last-fault", UGDS_STATE_DIR=place)
+        assert done.returncode != 0 and "cannot be kept" in done.stderr, place
+    assert doctor("--last-fault", UGDS_STATE_DIR=str(tmp_path / "new" / "one")).returncode == 0
 
 
 def test_nothing_is_kept_in_a_folder_that_others_may_write_to_or_that_is_no_folder(tmp_path: Path) -> None:
@@ -508,7 +610,7 @@ def test_a_doctor_reads_nothing_but_what_the_library_leaves(tmp_path: Path, kind
         ("a\x1b]0;title\x07\x1b[2J", "a\\x1b]0;title\\x07\\x1b[2J"),
         ("a\x9b31m\x7f", "a\\x9b31m\\x7f"),
         ("a\u2028b\u2029c\x85d", "a\\u2028b\\u2029c\\x85d"),
-        ("x" * 42 + "\u20ac" * 20, "x" * 42 + "\u20ac" * 3),
+        ("x" * 43 + "\u20ac" * 70, "x" * 43 + "\u20ac" * 60 + "..."),
     ],
 )
 def test_text_of_callers_neither_commands_a_terminal_nor_hides_an_event(tmp_path: Path, name: str, shown: str) -> None:
@@ -528,7 +630,9 @@ with ugds.open("emulated:1MiB?lba=512&name=" + {name!a}) as ssd, ugds.empty("4Ki
     kept = (tmp_path / "faults.jsonl").read_text("utf-8")
     for line in (done.stderr, kept):
         assert line.endswith("\n") and line[:-1].isprintable(), ascii(line)
-        cut = name.encode()[: 79 - len("emulated:1MiB?lba=512&name=")].decode("utf-8", "ignore")
+        cut = name
+        if len(name) > 100:  # what does not fit is left out by whole characters, and that is marked
+            cut = name.encode()[: 252 - len("emulated:1MiB?lba=512&name=")].decode("utf-8", "ignore") + "..."
         assert json.loads(line)["device"] == "emulated:1MiB?lba=512&name=" + cut
     printed = doctor("--last-fault", UGDS_STATE_DIR=str(tmp_path)).stdout
     assert f"\nemulated:1MiB?lba=512&name={shown}\n" in printed

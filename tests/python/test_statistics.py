@@ -28,6 +28,7 @@ COUNTERS = {
 }
 GAUGES = {"ugds_in_flight": "in_flight", "ugds_queue_depth": "depth"}
 LATENCY = "ugds_command_latency_seconds"
+OF_DEVICE = {"ugds_resets", "ugds_aborts", "ugds_state"}
 
 
 def families(text: str) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def test_counters_and_gauges_are_those_of_every_queue(used: ugds.Device) -> None
     stats = used.stats()
     assert stats.errors == 1
     found = families(stats.prometheus())
-    assert set(found) == {*COUNTERS, *GAUGES, LATENCY}
+    assert set(found) == {*COUNTERS, *GAUGES, *OF_DEVICE, LATENCY}
     for names, kind, suffix in ((COUNTERS, "counter", "_total"), (GAUGES, "gauge", "")):
         for metric, field in names.items():
             assert found[metric].type == kind
@@ -97,6 +98,31 @@ def test_the_sum_is_estimated_to_within_a_bucket(ssd: ugds.Device) -> None:
 def test_labels_name_device_queue_route_and_transport(ssd: ugds.Device) -> None:
     sample = families(ssd.stats().prometheus())["ugds_requests"].samples[0]
     assert sample.labels == {"device": ssd.uri, "queue": "1", "route": "direct", "transport": "emulated"}
+
+
+def test_state_resets_and_aborts_are_of_the_device() -> None:
+    with ugds.open("emulated:1MiB?timeout=1", deadline=0.2, queues=1) as ssd, ugds.empty("4KiB") as buffer:
+        before = ssd.stats()
+        emulator = ugds.testing.emulator(ssd)
+        emulator.inject("hang", opcode=2, abortable=False)
+        with pytest.raises(ugds.Error):
+            ssd.read(buffer)
+        now = ssd.stats() - before
+        assert (now.resets, now.aborts, now.state) == (1, 1, "ready")
+        found = families(ssd.stats().prometheus())
+        labels = {"device": ssd.uri, "transport": "emulated"}
+        for name in ("ugds_resets", "ugds_aborts"):
+            assert [(sample.labels, sample.value) for sample in found[name].samples] == [(labels, 1)]
+        states = {sample.labels["state"]: sample.value for sample in found["ugds_state"].samples}
+        assert states == {"ready": 1, "recovering": 0, "wedged": 0, "failed": 0, "lost": 0}
+        # A device without I/O is asked for.
+        assert ssd.check() == "ready"
+        emulator.remove()
+        assert ssd.state == "ready"
+        assert ssd.check() == ssd.state == "lost"
+        (lost,) = (s for s in families(ssd.stats().prometheus())["ugds_state"].samples if s.value == 1)
+        assert lost.labels["state"] == "lost"
+    assert ssd.check() == "closed"
 
 
 def test_labels_survive_what_a_uri_may_hold() -> None:

@@ -254,6 +254,9 @@ def test_what_a_stopped_server_may_still_write_to_stays_held(serve: Callable[...
     assert not thread.is_alive()
     assert told[0].errno in (errno.ETIMEDOUT, errno.EIO)
     assert ssd.state == "wedged"
+    with ugds.empty(BLOCK) as free, pytest.raises(ugds.Error) as caught:
+        ssd.read(free)
+    assert "its server does not answer" in caught.value.cause
     with pytest.raises(ugds.Error) as caught:
         buffer.close()
     assert caught.value.errno == errno.EBUSY
