@@ -48,13 +48,28 @@ void set_error(const Error& error) noexcept;
 [[noreturn]] void stay() noexcept;
 /// Runs what may take the interpreter's lock. An interpreter that ends meanwhile ends the thread there, by unwinding
 /// its stack: through what may not throw, which would end the process with a message, and through destructors that
-/// touch what is gone. So the thread stays where it is instead, until the process has ended.
+/// touch what is gone. So the thread stays where it is instead, until the process has ended. By a destructor: such an
+/// unwinding must not be caught where an exception of C++ is being handled, as where one becomes Python's.
 template <class Body>
 auto or_stay(Body&& body) {
+  struct Left {
+    bool in_order = false;
+    ~Left() {
+      if (!in_order) stay();
+    }
+  } left;
   try {
-    return body();
-  } catch (const abi::__forced_unwind&) {
-    stay();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      left.in_order = true;
+    } else {
+      auto result = body();
+      left.in_order = true;
+      return result;
+    }
+  } catch (const std::exception&) {
+    left.in_order = true;
+    throw;
   }
 }
 /// Has the interpreter lock for its lifetime.

@@ -154,9 +154,9 @@ def mark(result: Result | None, plain: bool) -> str:
 def show(rows: dict[str, list[Row]], results: dict[Cell, Result], plain: bool) -> None:
     right, not_right = ("+", "FAIL") if plain else ("✓", "✗")
     print(
-        f"Each row is a fault, each column a way in: {right} where what came of it is what the table says, {not_right} "
-        "where it is not, - where it means\nnothing. The number is how long the cell took, in milliseconds, with its "
-        "device's opening, recovery and closing."
+        f"Each row is a fault, each column a way in: {right} where what came of it is what the table says,\n"
+        f"{not_right} where it is not, - where it means nothing. The number is how long the cell took, in\n"
+        "milliseconds, with its device's opening, recovery and closing."
     )
     for group, members in rows.items():
         ways = (OPEN,) if OPEN in members[0].results else WAYS

@@ -100,12 +100,12 @@ def queue(histogram: dict[int, int], **counts: Any) -> dict[str, Any]:
 
 
 def test_percentiles_are_the_middle_of_their_bucket() -> None:
-    stats = ugds.Stats._sum("emulated:1MiB", "emulated", [queue({40: 98, 60: 2})], 0, 0, {})
+    stats = ugds.Stats._sum("emulated:1MiB", "emulated", [queue({40: 98, 60: 2})], 0, 0, {}, {})
     assert stats.percentile_ns(50) == pytest.approx(2**10.125)
     assert stats.percentile_ns(98) == pytest.approx(2**10.125)
     assert stats.percentile_ns(99) == pytest.approx(2**15.125)
     assert stats.percentile_ns(100) == pytest.approx(2**15.125)
-    assert ugds.Stats._sum("emulated:1MiB", "emulated", [queue({})], 0, 0, {}).p50_us is None
+    assert ugds.Stats._sum("emulated:1MiB", "emulated", [queue({})], 0, 0, {}, {}).p50_us is None
     with pytest.raises(ValueError, match="percentile"):
         stats.percentile_ns(0)
 
@@ -114,7 +114,7 @@ def test_stats_sum_over_queues_and_tell_mixed_routes() -> None:
     rows = [queue({8: 1}, requests=1, read_bytes=4096), queue({8: 2}, queue=2, requests=2, write_bytes=8192)]
 
     def counted(staged: int, buffered: int = 0) -> ugds.Stats:
-        return ugds.Stats._sum("emulated:1MiB", "emulated", rows, staged, buffered, {})
+        return ugds.Stats._sum("emulated:1MiB", "emulated", rows, staged, buffered, {}, {})
 
     stats = counted(4096)
     assert stats.requests == 3
