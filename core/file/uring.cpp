@@ -16,6 +16,7 @@ std::unique_ptr<ugds::file::Io> ugds::file::make_uring(std::uint32_t) {
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -84,6 +85,7 @@ class Uring final : public Io {
       if (given == -EINTR) continue;
       if (given <= 0) break;
     }
+    left_.store(io_uring_sq_ready(&ring_) != 0, std::memory_order_release);
   }
 
   Part* take() noexcept override {
@@ -102,7 +104,10 @@ class Uring final : public Io {
   }
 
   bool has_any() const noexcept override {
-    return io_uring_cq_ready(&ring_) != 0 || io_uring_sq_ready(&ring_) != 0 || io_uring_cq_has_overflow(&ring_);
+    // Not by liburing, which reads as the ring's owner does.
+    const auto load = [](unsigned* word) { return std::atomic_ref(*word).load(std::memory_order_acquire); };
+    return load(ring_.cq.ktail) != load(ring_.cq.khead) || left_.load(std::memory_order_acquire) ||
+           (load(ring_.sq.kflags) & IORING_SQ_CQ_OVERFLOW) != 0;
   }
 
   void cancel(Part& part) noexcept override {
@@ -129,6 +134,7 @@ class Uring final : public Io {
   }
 
   io_uring ring_{};
+  std::atomic<bool> left_{false};  ///< whether the kernel has not taken all that was given
   bool spreads_ = false;
 };
 
