@@ -60,6 +60,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ugds import _aio, _batch, _device, sizes
+from ugds import _log as _log  # so that no opening waits for it
 from ugds._batch import Done
 from ugds._core import (
     Batch,

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of the native part, by Python's `logging`. Loaded when there is the first of them."""
+"""Events of the native part, by Python's `logging`.
+
+Loaded with the package: an opening shall not wait for it, and with the first event there may be neither a descriptor
+nor memory left to load it with.
+"""
 
 from __future__ import annotations
 
