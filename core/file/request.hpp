@@ -83,8 +83,6 @@ class Bounces {
   /// kSize bytes from a page's beginning on, or nullptr where all are in use or there is no memory.
   std::byte* take() noexcept;
   void give_back(std::byte* memory) noexcept { free_[free_count_++] = memory; }
-  /// The kernel may still write there: they are never given back to the system.
-  void leak() noexcept { free_count_ = 0; }
 
  private:
   std::array<std::byte*, kMost> free_{};

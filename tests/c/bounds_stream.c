@@ -4,7 +4,6 @@
  * driver, a registration in the middle of an allocation.
  */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,12 +23,7 @@ static uint64_t edge(void) {
 }
 
 int main(void) {
-  Dl_info driver;
-  int (*const init)(unsigned) = &cuInit;
-  const void* address;
-  memcpy(&address, &init, sizeof address);
-  CHECK(dladdr(address, &driver) != 0);
-  setenv("UGDS_CUDA_LIBRARY", driver.dli_fname, 1);
+  use_linked_driver();
   void *context = NULL, *stream = NULL;
   pointer memory = 0;
   CHECK(cuInit(0) == 0 && cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxPushCurrent_v2(context) == 0);

@@ -2,7 +2,6 @@
  *
  * The cuFile-compatible library on GPU memory and streams, on the fake CUDA driver: the allocations are its own. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 
 #include "cuda_calls.h"
@@ -164,12 +163,7 @@ static void statistics_know_the_gpu(void) {
 }
 
 int main(void) {
-  Dl_info driver;
-  int (*const init)(unsigned) = &cuInit;
-  const void* address;
-  memcpy(&address, &init, sizeof address);
-  CHECK(dladdr(address, &driver) != 0);
-  setenv("UGDS_CUDA_LIBRARY", driver.dli_fname, 1);
+  use_linked_driver();
   unsetenv("CUFILE_ENV_PATH_JSON");
   void* context = NULL;
   CHECK(cuInit(0) == 0 && cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxPushCurrent_v2(context) == 0);

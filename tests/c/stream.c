@@ -2,7 +2,6 @@
  *
  * GPU memory and streams by the C API, on the fake CUDA driver: the allocations are its own. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,12 +103,7 @@ static void reads_late_values_in_stream_order(void) {
 }
 
 int main(void) {
-  Dl_info driver;
-  int (*const init)(unsigned) = &cuInit;
-  const void* address;
-  memcpy(&address, &init, sizeof address);
-  CHECK(dladdr(address, &driver) != 0);
-  setenv("UGDS_CUDA_LIBRARY", driver.dli_fname, 1);
+  use_linked_driver();
   setenv("UGDS_IBVERBS_LIBRARY", "/nowhere", 1); /* a real one would believe the protection domain */
   void* context = NULL;
   CHECK(cuInit(0) == 0 && cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxPushCurrent_v2(context) == 0);

@@ -76,6 +76,15 @@ struct Told {
   }
 };
 
+/// The next command meets the fault, and no reset ends it.
+void make_unstoppable(uGDSHandle_t fh, Fault::Kind kind) {
+  const engine::Table::Use use(engine::Table::instance(), capi::id_of(fh));
+  auto& controller = controller_of(*use);
+  controller.inject(fault(kind));
+  controller.inject(fault(Fault::Kind::never_stopped, 1000));
+  controller.inject(fault(Fault::Kind::reset_fails, 1000));
+}
+
 }  // namespace
 
 TEST_CASE("capi: a wedged handle is refused in every way but by a force that works, and then nothing is held") {
@@ -83,13 +92,7 @@ TEST_CASE("capi: a wedged handle is refused in every way but by a force that wor
   alignas(4096) static std::byte memory[8192];
   const uGDSHandle_t fh = open_handle();
   REQUIRE(uGDSBufRegister(memory, sizeof memory, 0).err == UGDS_SUCCESS);
-  {
-    const engine::Table::Use use(engine::Table::instance(), capi::id_of(fh));
-    auto& controller = controller_of(*use);
-    controller.inject(fault(Fault::Kind::late_write));
-    controller.inject(fault(Fault::Kind::never_stopped, 1000));
-    controller.inject(fault(Fault::Kind::reset_fails, 1000));
-  }
+  make_unstoppable(fh, Fault::Kind::late_write);
   CHECK(uGDSRead(fh, memory, 4096, 0, 0) == -ETIMEDOUT);
   CHECK(says("could not be stopped"));
   // It stays as it is, and says why, whatever is asked: none of these waits for what cannot come.
@@ -116,13 +119,7 @@ TEST_CASE("capi: who waits for ever for a device that hangs is told when it is w
   alignas(4096) static std::byte memory[8192];
   const uGDSHandle_t fh = open_handle();
   REQUIRE(uGDSBufRegister(memory, sizeof memory, 0).err == UGDS_SUCCESS);
-  {
-    const engine::Table::Use use(engine::Table::instance(), capi::id_of(fh));
-    auto& controller = controller_of(*use);
-    controller.inject(fault(Fault::Kind::hang));
-    controller.inject(fault(Fault::Kind::never_stopped, 1000));
-    controller.inject(fault(Fault::Kind::reset_fails, 1000));
-  }
+  make_unstoppable(fh, Fault::Kind::hang);
   uGDSBatchHandle_t batch = nullptr;
   REQUIRE(uGDSBatchIOSetUp(&batch, fh, 1).err == UGDS_SUCCESS);
   uGDSIOParams_t params{};
