@@ -199,6 +199,7 @@ void Operation::stage_other(queue::QueuePair& pair) {
   const Handle::Geometry& g = handle_.geometry();
   staged_ = transfer_.size;
   end_staging();
+  handle_.scheduler().pacer().pass();
   if (transfer_.opcode == Opcode::flush) {
     pair.next() = nvme::flush(g.namespace_id);
     pair.stage(request_);

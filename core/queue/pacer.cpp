@@ -54,8 +54,12 @@ std::uint64_t Pacer::moved_by_all() const {
   return all;
 }
 
-bool Pacer::Arrivals::look(std::uint32_t staged, std::uint64_t now) {
-  if (count.exchange(staged, std::memory_order_relaxed) == staged) return false;
+bool Pacer::Arrivals::look(std::uint32_t all, const std::atomic<std::uint32_t>& others, std::uint64_t now) {
+  const std::uint32_t staged = all - others.load(std::memory_order_relaxed);
+  std::uint32_t seen = count.load(std::memory_order_relaxed);
+  do {
+    if (static_cast<std::int32_t>(staged - seen) <= 0) return false;
+  } while (!count.compare_exchange_weak(seen, staged, std::memory_order_relaxed));
   at.store(now, std::memory_order_relaxed);
   return true;
 }
@@ -112,7 +116,7 @@ bool Pacer::take(std::uint32_t bytes, bool background, bool first, std::uint64_t
 bool Pacer::take_background(std::uint64_t all, std::uint32_t bytes, bool first, std::uint64_t& waits_since) {
   const std::uint64_t now = this->now(ticks());
   const std::uint64_t mine = background_.load(std::memory_order_relaxed), theirs = all - std::min(all, mine);
-  foreground_.look(staged_by_all() - background_staged_.load(std::memory_order_relaxed), now);
+  foreground_.look(staged_by_all(), background_staged_, now);
   const bool yields = theirs != 0 || foreground_.within(now, span(kActive));
   yields_.store(yields, std::memory_order_relaxed);
   if (!yields) {
@@ -180,7 +184,7 @@ void Pacer::adjust() {
   const std::uint64_t now = this->now(ticks());
   const std::uint32_t samples = samples_.exchange(0, std::memory_order_relaxed);
   const std::uint64_t ratios = ratios_.exchange(0, std::memory_order_relaxed);
-  small_.look(staged_by_all() - staged_.load(std::memory_order_relaxed), now);
+  small_.look(staged_by_all(), staged_, now);
   const bool protects = small_.within(now, memory_.load(std::memory_order_relaxed));
   const bool began = protects && !protects_.load(std::memory_order_relaxed);
   protects_.store(protects, std::memory_order_relaxed);

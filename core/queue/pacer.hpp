@@ -61,6 +61,8 @@ class Pacer {
   void give(std::uint32_t bytes, bool is_write, bool background, std::uint64_t latency);
   /// What take() counted was not staged after all.
   void put_back(std::uint32_t bytes, bool background);
+  /// A command without data is about to be staged: it is nobody's small request.
+  void pass() { staged_.fetch_add(1, std::memory_order_relaxed); }
 
   /// Whether small requests have come lately, and large ones are to be cut finely.
   bool protects() const { return protects_.load(std::memory_order_relaxed); }
@@ -80,8 +82,9 @@ class Pacer {
   struct Arrivals {
     std::atomic<std::uint32_t> count{0};
     std::atomic<std::uint64_t> at{0};
-    /// Whether some have come since the last look.
-    bool look(std::uint32_t staged, std::uint64_t now);
+    /// Whether some have come since the last look. Of `all` commands, `others` are not meant: read after `all`, and
+    /// counted before they are staged, so that what is on its way makes it less for a moment and never more.
+    bool look(std::uint32_t all, const std::atomic<std::uint32_t>& others, std::uint64_t now);
     bool within(std::uint64_t now, std::uint64_t time) const {
       const std::uint64_t last = at.load(std::memory_order_relaxed);
       return last != 0 && now - last < time;

@@ -153,6 +153,25 @@ TEST_CASE("without small requests nothing is held back, and large ones are not c
   CHECK((after.bytes_read - before.bytes_read) / (after.reads - before.reads) == kMiB);
 }
 
+TEST_CASE("a flush and a discard are nobody's small requests: large ones are not cut finely for them") {
+  Bench bench(kDevice + "80us&mdts=8");
+  Handle& handle = bench.open.handle;
+  bench.run({{.size = kMiB, .depth = 8}}, 5, 5);
+  for (const nvme::Opcode opcode : {nvme::Opcode::flush, nvme::Opcode::dataset_management}) {
+    CAPTURE(static_cast<int>(opcode));
+    Transfer transfer{.size = 4096};
+    transfer.opcode = opcode;
+    if (opcode == nvme::Opcode::flush) transfer.size = 0;
+    engine::Operation operation(handle, transfer);
+    while (!operation.turn()) bench.open.controller().advance_ns(1000);
+    const auto before = bench.open.controller().counters();
+    bench.run({{.size = kMiB, .depth = 8}, {.size = 16 * kMiB}}, 20, 5);
+    const auto after = bench.open.controller().counters();
+    CHECK_FALSE(bench.pacer().protects());
+    CHECK((after.bytes_read - before.bytes_read) / (after.reads - before.reads) == kMiB);
+  }
+}
+
 TEST_CASE("large requests are protected from each other: none is served much later than the rest") {
   Bench bench(kDevice + "20us");
   const auto both = bench.run(times(4, kSmallRead) + times(12, {.size = 4 * kMiB}), 400);
