@@ -424,7 +424,10 @@ void Batch::attend(std::uint64_t now, std::uint32_t generation) {
   handle_.scheduler().attend(now);
   if (large_.first != nullptr) handle_.reap_all();
   const State state = handle_.state();
-  if (state == State::recovering) return;
+  if (state == State::recovering) {
+    moved_.store(now, std::memory_order_relaxed);  // who waits for a reset has not waited for room
+    return;
+  }
   acquire();
   if (!owns(generation)) return pair_.release();
   if (state == State::wedged || handle_.given_up()) {

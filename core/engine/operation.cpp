@@ -228,7 +228,10 @@ bool Operation::attend() {
   handle_.scheduler().attend(now);
   if (paced_ && !all_staged_) handle_.reap_all();
   const State state = handle_.state();
-  if (state == State::recovering) return done();
+  if (state == State::recovering) {
+    begun_ = now;  // who waits for a reset has not waited for room
+    return done();
+  }
   if (state == State::wedged || handle_.given_up()) {
     abandon();
     return true;

@@ -175,11 +175,13 @@ class GdsFile:
             known = _buffers.get(_name(storage))
         if known is not None:
             return known
-        memory = _registrable(storage)
-        if storage.device.type == "cuda":
-            return memory  # the library registers it for the call, or knows what it lies in
         assert self.handle is not None
-        return stack.enter_context(ugds.register(memory, devices=[self.handle]))
+        try:
+            return stack.enter_context(ugds.register(_registrable(storage), devices=[self.handle]))
+        except ugds.Error as error:
+            if error.errno != errno.EEXIST:
+                raise
+            return _registrable(storage)  # the library knows what it lies in
 
 
 def _name(storage: Any) -> tuple[str, int]:
