@@ -38,6 +38,11 @@ bool wait_for_copiers(int count) {
 
 /// The same requests for every number of copiers, and what came of each.
 struct Script {
+#if defined(__SANITIZE_THREAD__)  // which looks at every byte that is copied
+  static constexpr int kSteps = 8;
+#else
+  static constexpr int kSteps = 24;
+#endif
   std::uint64_t seed;
   std::uint64_t most_blocks = 1024;
 
@@ -52,7 +57,7 @@ struct Script {
     std::vector<std::uint64_t> pages;
     for (std::uint64_t at = 0; at < bytes; at += kPage) pages.push_back(iova + at);
     std::vector<std::byte> seen;
-    for (int i = 0; i < 24; ++i) {
+    for (int i = 0; i < kSteps; ++i) {
       if (i % 4 == 3) std::shuffle(pages.begin(), pages.end(), random);
       if (i % 8 == 7) std::sort(pages.begin(), pages.end());
       const std::uint64_t blocks = 1 + random() % most_blocks, lba = random() % 512, offset = random() % 8 * 512;
@@ -66,7 +71,7 @@ struct Script {
       if (i % 2 != 0) seen.insert(seen.end(), data, data + bytes);
     }
     CHECK(h->violation_count() == 0);
-    CHECK(h->c.counters().reads == 12);
+    CHECK(h->c.counters().reads == kSteps / 2);
     return seen;
   }
 };
