@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
 
 from ugds._report import CommandError, Record
@@ -157,6 +158,16 @@ def _files(arguments: argparse.Namespace) -> list[Record]:
     return files.measure(arguments.file, sizes, arguments.gpu, arguments.rounds)
 
 
+def _cufile(arguments: argparse.Namespace) -> list[Record]:
+    from ugds.bench import cufile, load
+
+    a = arguments
+    sizes = load.parse_sizes(a.sizes) if a.sizes else cufile.SIZES
+    if max(sizes) > cufile.LARGEST:
+        raise CommandError("--sizes: 16MiB is the largest that is measured", status=2)
+    return cufile.measure(a.file or tempfile.gettempdir(), a.gpu, a.library, sizes, a.rounds)
+
+
 def _safetensors(arguments: argparse.Namespace) -> list[Record]:
     from ugds.bench import weights
 
@@ -198,6 +209,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace], list[Record]]] = {
     "overlap": _overlap,
     "register": _register,
     "files": _files,
+    "cufile": _cufile,
     "safetensors": _safetensors,
     "checkpoint": _checkpoint,
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ugds import _report, sizes
-from ugds.bench import _cli_models
+from ugds.bench import _cli_files, _cli_models
 from ugds.bench.figures import BATCH, COMPLETION, OVERLAP, SETUP, SETUP_PROCESSES, STREAM, SYNC
 
 MakeCommand = Callable[..., argparse.ArgumentParser]
@@ -127,7 +127,7 @@ def add_commands(command: MakeCommand) -> None:
     _replay(command)
     _scheduling(command)
     _gpu(command)
-    _files(command)
+    _cli_files.add_commands(command, run, positive, whole)
     _cli_models.add_commands(command, run, size, positive, whole)
     made = command(
         "report",
@@ -375,26 +375,6 @@ def _gpu(command: MakeCommand) -> None:
         if made is not register:
             made.add_argument("--overwrite", action="store_true", help="allow a device that may hold data: it is lost")
             _trace_option(made)
-
-
-def _files(command: MakeCommand) -> None:
-    made = command(
-        "files",
-        run,
-        "reads of a file from one thread, against pread, io_uring (fio) and eight threads of pread",
-        "examples:\n  ugds bench files /var/tmp\n  ugds bench files /data/model.bin --sizes 1MiB --json\n"
-        "  ugds bench files /dev/shm --gpu 0\n\n"
-        "share_of_pread is the throughput over that of the same preads, share_of_io_uring over fio's io_uring at the "
-        "same size\nand 16 requests in flight, share_of_threads, of a file in the page cache, over eight threads of "
-        "pread (which copy on\nto the GPU from pinned memory, with --gpu). Each is measured past the page cache, where "
-        "the file system has that,\nand from it. The file is only read.",
-    )
-    made.add_argument("file", metavar="FILE", help="of 256 MiB at least; or a folder, in which one is made and removed")
-    made.add_argument("--sizes", metavar="SIZE,…", help="4KiB to 64MiB (4KiB,64KiB,1MiB,16MiB)")
-    made.add_argument("--gpu", type=whole, default=None, metavar="N", help="into that GPU's memory")
-    made.add_argument("--rounds", type=positive, default=5, help="figures are medians of so many (%(default)s)")
-    _json_option(made)
-    made.set_defaults(device=None)
 
 
 def _gpu_options(parser: argparse.ArgumentParser, default: int | None) -> None:

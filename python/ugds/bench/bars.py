@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from ugds._report import Record
 
 
 class Bar(NamedTuple):
     limit: float
     at_most: bool = True  #: or at least
     on: str = "emulated:"  #: what the URI of a device has in it for which this is promised
+    memory: str = ""  #: the memory of which it is; of any where empty
 
     def holds(self, value: float) -> bool:
         return value <= self.limit if self.at_most else value >= self.limit
@@ -48,10 +52,49 @@ BARS: dict[str, Bar] = {
     "submission_share_16mib": Bar(0.01, on="bandwidth="),
     "pipelined_ratio_to_ideal": Bar(1.1, on="bandwidth="),
     "staged_share": Bar(0.85, at_most=False, on="bandwidth="),
+    # There, of files: NVIDIA's libcufile beside ours. A disk at its limit gives both the same, give or take its noise.
+    "driver_open_ratio_to_theirs": Bar(20, at_most=False, on="file:"),
+    "least_sync_ratio_to_theirs": Bar(0.97, at_most=False, on="file:"),
+    "stream_ratio_to_theirs_64kib": Bar(3, at_most=False, on="file:"),
+    "late_stream_ratio_to_theirs_64kib": Bar(3, at_most=False, on="file:"),
+    "stream_share_of_io_uring_64kib": Bar(0.95, at_most=False, on="file:"),
+    "late_stream_share_of_io_uring_64kib": Bar(0.95, at_most=False, on="file:"),
+    "batch_128x64kib_done": Bar(128, at_most=False, on="file:"),
+    # Reads of files into a GPU's memory, and whole files of tensors.
+    "least_stream_share_of_io_uring": Bar(0.95, at_most=False, on="file:", memory="cuda"),
+    "share_of_threads": Bar(0.8, at_most=False, on="file:", memory="cuda"),
+    "ratio_to_fastsafetensors": Bar(1, at_most=False, on="file:", memory="cuda"),
+    "ratio_to_safetensors": Bar(2, at_most=False, on="file:", memory="cuda"),
+    "share_of_disk": Bar(0.95, at_most=False, on="file:", memory="cuda"),
+    "beyond_tensors_mib": Bar(256, on="file:", memory="cuda"),
+    "save_ratio_to_torch": Bar(1, at_most=False, on="file:", memory="cuda"),
 }
 
 
-def bar_of(figure: str, device: str) -> Bar | None:
-    """What is promised of a figure of that device, if anything."""
+def bar_of(figure: str, device: str, memory: str = "") -> Bar | None:
+    """What is promised of a figure of that device and memory, if anything."""
     bar = BARS.get(figure)
-    return bar if bar is not None and bar.on in device else None
+    return bar if bar is not None and bar.on in device and bar.memory in ("", memory) else None
+
+
+class Held(NamedTuple):
+    """A figure beside its bar."""
+
+    figure: str
+    value: float
+    bar: Bar
+
+    @property
+    def holds(self) -> bool:
+        return self.bar.holds(self.value)
+
+
+def held(records: Iterable[Record]) -> list[Held]:
+    """The figures of which something is promised, in the order of the records. A baseline's are nobody's promise."""
+    return [
+        Held(figure, value, bar)
+        for record in records
+        if record.baseline is None
+        for figure, (value, _) in record.figures.items()
+        if (bar := bar_of(figure, record.device, record.memory)) is not None
+    ]

@@ -30,7 +30,7 @@ _MOVED, _MOST = 256 * MIB, 4096
 
 
 @contextmanager
-def _file(place: str) -> Iterator[Path]:
+def file_of(place: str) -> Iterator[Path]:
     """A file that is there; or one of random bytes, made in a folder that is, and removed at the end."""
     path = Path(place)
     if path.is_dir():
@@ -49,7 +49,7 @@ def measure(place: str, sizes: Sequence[int], gpu: int | None, rounds: int = ROU
     """A record for each size, way and state of the file: read past the page cache, where the file system has that, and
     from the page cache. Raises CommandError."""
     records = []
-    with _file(place) as path, ExitStack() as stack:
+    with file_of(place) as path, ExitStack() as stack:
         memory = _memory(stack, gpu, max(*sizes, 64 * MIB))
         for direct in (True, False):
             with opened(_uri(path, direct)) as device:

@@ -126,7 +126,7 @@ def _generic(name: str, title: str, records: Records) -> Chart:
         said += [devices[record.device, record.baseline]] if len(devices) > 1 else []
         for figure, (value, unit) in record.figures.items():
             label = figure + (f"\n{shortened(', '.join(said), 48)}" if said else "")
-            by_unit.setdefault(unit, []).append((label, value, None, bar_of(figure, record.device)))
+            by_unit.setdefault(unit, []).append((label, value, None, bar_of(figure, record.device, record.memory)))
     shown = {
         unit: sorted(rows, key=lambda row: row[0].partition("\n")[0])[:MOST_ROWS] for unit, rows in by_unit.items()
     }
