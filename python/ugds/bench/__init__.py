@@ -171,7 +171,8 @@ def _cufile(arguments: argparse.Namespace) -> list[Record]:
 def _safetensors(arguments: argparse.Namespace) -> list[Record]:
     from ugds.bench import weights
 
-    return weights.measure(arguments.folder, _file_size(arguments), arguments.gpu, arguments.rounds)
+    a = arguments
+    return weights.measure(a.folder, _file_size(a), a.gpu, a.rounds, a.only)
 
 
 def _checkpoint(arguments: argparse.Namespace) -> list[Record]:

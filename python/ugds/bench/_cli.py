@@ -14,6 +14,8 @@ from ugds.bench.figures import BATCH, COMPLETION, OVERLAP, SETUP, SETUP_PROCESSE
 
 MakeCommand = Callable[..., argparse.ArgumentParser]
 
+_WORDS = {True: "holds", False: "missed"}
+
 EXAMPLES = """\
 examples:
   ugds bench sync
@@ -74,7 +76,7 @@ def speed(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     from ugds import bench
-    from ugds.bench import _devices
+    from ugds.bench import _devices, bars
 
     with _devices.traced(getattr(arguments, "trace", None)):
         records = bench.BENCHMARKS[arguments.benchmark](arguments)
@@ -93,6 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for part in _report.records_tables(records):
             console.print(part)
+    if promised := bars.held(records):
+        rows = [(one.figure, one.of, _report.number(one.value), str(one.bar), _WORDS[one.holds]) for one in promised]
+        console.print(_report.table("promised", ("figure", "of", "value", "promised", ""), rows, left=2))
     if arguments.benchmark == "completion" and bench.was_crowded(records):
         console.print(
             "The polling thread did not have its processor for itself: other programs were running, and what they cost "

@@ -25,7 +25,8 @@ def add_commands(
         "  ugds bench safetensors --gpu 0 --size 4GiB --folder /var/tmp --json | grep ratio_to_safetensors\n\n"
         "ratio_to_safetensors is how many times as fast a file in the page cache is loaded; share_of_disk the "
         "throughput of\none that is not, over that of plain reads with O_DIRECT; save_ratio_to_safetensors is saving "
-        "to the page cache,\ndurable_save_ratio_to_safetensors to the disk. All are of the same round, and medians.",
+        "to the page cache,\ndurable_save_ratio_to_safetensors to the disk. All are of the same round, and medians. "
+        "beyond_tensors_mib is\nthe memory, of GPU and process, that a first load takes at most beside its tensors.",
     )
     checkpoint = command(
         "checkpoint",
@@ -35,6 +36,7 @@ def add_commands(
         "save_ratio_to_torch is how many times as fast as torch.save a checkpoint is saved to the page cache,\n"
         "durable_save_ratio_to_torch to the disk (torch.save and fsync), load_ratio_to_torch how it is loaded.",
     )
+    weights.add_argument("--only", choices=("load", "save"), help="a part of it, which takes less time")
     for made in (weights, checkpoint):
         made.add_argument("--size", type=size, default=256 << 20, help="of the file (256MiB)")
         made.add_argument("--folder", metavar="PATH", help="where files are made, and removed again (TMPDIR)")

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_long, c_size_t, c_ssize_t, c_uint, c_void_p
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -59,20 +60,26 @@ class Child:
         return {"ms": (time.perf_counter_ns() - start) / 1e6}
 
     def prepare(self, paths: Sequence[str], nbytes: int, direct: bool) -> Answer:
-        """Registers the files, and as much memory. Gives the code of a library that does not take the memory: it goes
-        on without."""
+        """Registers the files, and as much memory. Gives what registering one file and the memory took, and the code of
+        a library that does not take the memory: it goes on without."""
         self._memory = self._gpu.memory(nbytes)
         self._gpu.use()
+        answer: Answer = {}
+        taken = []
         for path in paths:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
             handle = c_void_p()
+            start = time.perf_counter_ns()
             self._cufile.call("cuFileHandleRegister", byref(handle), byref(Descr(type=OPAQUE_FD, fd=descriptor)))
+            taken.append(time.perf_counter_ns() - start)
             self._files[path] = (descriptor, handle.value or 0)
+        start = time.perf_counter_ns()
         try:
             self._cufile.call("cuFileBufRegister", self._memory.address, nbytes, 0)
         except Refused as error:
-            return {"unregistered": error.code}
-        return {}
+            answer["unregistered"] = error.code
+        answer["ms"] = (taken[0] + time.perf_counter_ns() - start) / 1e6
+        return answer
 
     def sync(self, path: str, size: int, count: int, span: int, write: bool = False) -> Answer:
         """`count` requests one after another; the last ones' bytes are compared."""
@@ -96,16 +103,14 @@ class Child:
         # What pointers lead to has to stay until the stream has been there.
         sizes, done = (c_size_t * count)(*([size] * count)), (c_ssize_t * count)(*([-1] * count))
         offsets, lanes = ((c_long * count)(*(place[which] for place in places)) for which in (0, 1))
-        each = [
-            tuple(kind.from_buffer(array, turn * 8) for kind, array in zip(_KINDS, (sizes, offsets, lanes, done), strict=True))
-            for turn in range(count)
-        ]
-        pointers = [tuple(byref(value) for value in values) for values in each]
+        arrays: Sequence[tuple[Any, Any]] = ((sizes, c_size_t), (offsets, c_long), (lanes, c_long), (done, c_ssize_t))
+        pointers = [[byref(kind.from_buffer(array, turn * 8)) for array, kind in arrays] for turn in range(count)]
         self._mark(size, count)
         with self._gpu.stream() as stream:
             if fixed:
                 self._cufile.call("cuFileStreamRegister", stream.handle, FIXED)
             refused = 0
+            self._gpu.use()
             start = time.perf_counter_ns()
             for at_size, at_offset, at_lane, at_done in pointers:
                 refused = read(handle, base, at_size, at_offset, at_lane, at_done, stream.handle).err or refused
@@ -156,7 +161,7 @@ class Child:
 
     def _lane(self, turn: int, size: int) -> int:
         """Where in the memory a request's bytes go."""
-        return turn % (self._memory.nbytes // size) * size
+        return turn % int(self._memory.nbytes // size) * size
 
     def _mark(self, size: int, count: int) -> None:
         """Other bytes in the memory than the file's, and others each time."""
@@ -181,9 +186,6 @@ class Child:
         return wrong
 
 
-_KINDS = (c_size_t, c_long, c_long, c_ssize_t)
-
-
 def _said(work: Callable[[], Answer]) -> Answer:
     try:
         return work()
@@ -205,8 +207,8 @@ def serve(library: str, gpu: int, requests: TextIO, answers: TextIO) -> None:
     print(json.dumps(_said(begin)), file=answers, flush=True)
     for line in requests:
         request = json.loads(line)
-        work = getattr(child[0], request.pop("do"))
-        print(json.dumps(_said(lambda work=work, request=request: work(**request))), file=answers, flush=True)
+        work = partial(getattr(child[0], request.pop("do")), **request)
+        print(json.dumps(_said(work)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

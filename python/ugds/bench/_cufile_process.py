@@ -77,9 +77,7 @@ class Process:
                 raise CommandError(f"this measures GPU memory, and {self.hello['refused']}{remedy}", status=2)
             raise CommandError(f"{library} cannot be used: {self.hello['refused']}", status=2)
 
-    def ask(
-        self, what: str, patience: float | None = None, _refusable: bool = False, **request: Any
-    ) -> dict[str, Any]:
+    def ask(self, what: str, patience: float | None = None, _refusable: bool = False, **request: Any) -> dict[str, Any]:
         """Its answer. Raises CommandError for a refusal, unless `_refusable`; Died, Stuck."""
         assert self._process.stdin is not None
         try:

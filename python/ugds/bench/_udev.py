@@ -16,8 +16,8 @@ DATABASE = Path("/run/udev/data")
 
 @contextlib.contextmanager
 def entry(path: Path, database: Path = DATABASE) -> Iterator[str]:
-    """The entry of the disk that the file is on, made where it is missing and may be made, and removed at the end. Gives
-    what was done, in words."""
+    """The entry of the disk that the file is on, made where it is missing and may be made, and removed at the end.
+    Gives what was done, in words."""
     device = os.stat(path).st_dev
     kind = fio._file_system(path)
     made = database / f"b{os.major(device)}:{os.minor(device)}"
@@ -25,7 +25,7 @@ def entry(path: Path, database: Path = DATABASE) -> Iterator[str]:
         yield f"{made} is there"
         return
     if os.major(device) == 0 or kind is None:
-        yield f"{path} is on no disk of its own ({kind or 'an unknown file system'}), for which there is no entry of udev"
+        yield f"{path} is on no disk of its own ({kind or 'an unknown file system'}), so udev has no entry for it"
         return
     missing = [folder for folder in (database, *database.parents) if not folder.exists()]
     try:

@@ -54,14 +54,14 @@ BARS: dict[str, Bar] = {
     "staged_share": Bar(0.85, at_most=False, on="bandwidth="),
     # There, of files: NVIDIA's libcufile beside ours. A disk at its limit gives both the same, give or take its noise.
     "driver_open_ratio_to_theirs": Bar(20, at_most=False, on="file:"),
-    "least_sync_ratio_to_theirs": Bar(0.97, at_most=False, on="file:"),
+    "sync_ratio_to_theirs": Bar(0.97, at_most=False, on="file:"),
     "stream_ratio_to_theirs_64kib": Bar(3, at_most=False, on="file:"),
     "late_stream_ratio_to_theirs_64kib": Bar(3, at_most=False, on="file:"),
     "stream_share_of_io_uring_64kib": Bar(0.95, at_most=False, on="file:"),
     "late_stream_share_of_io_uring_64kib": Bar(0.95, at_most=False, on="file:"),
     "batch_128x64kib_done": Bar(128, at_most=False, on="file:"),
     # Reads of files into a GPU's memory, and whole files of tensors.
-    "least_stream_share_of_io_uring": Bar(0.95, at_most=False, on="file:", memory="cuda"),
+    "stream_share_of_io_uring": Bar(0.95, at_most=False, on="file:", memory="cuda"),
     "share_of_threads": Bar(0.8, at_most=False, on="file:", memory="cuda"),
     "ratio_to_fastsafetensors": Bar(1, at_most=False, on="file:", memory="cuda"),
     "ratio_to_safetensors": Bar(2, at_most=False, on="file:", memory="cuda"),
@@ -78,9 +78,10 @@ def bar_of(figure: str, device: str, memory: str = "") -> Bar | None:
 
 
 class Held(NamedTuple):
-    """A figure beside its bar."""
+    """A figure beside its bar; `of` tells it from others of its name, where that has a size."""
 
     figure: str
+    of: str
     value: float
     bar: Bar
 
@@ -92,9 +93,13 @@ class Held(NamedTuple):
 def held(records: Iterable[Record]) -> list[Held]:
     """The figures of which something is promised, in the order of the records. A baseline's are nobody's promise."""
     return [
-        Held(figure, value, bar)
+        Held(figure, _of(record), value, bar)
         for record in records
         if record.baseline is None
         for figure, (value, _) in record.figures.items()
         if (bar := bar_of(figure, record.device, record.memory)) is not None
     ]
+
+
+def _of(record: Record) -> str:
+    return ", ".join(str(record.params[name]) for name in ("way", "size") if name in record.params)

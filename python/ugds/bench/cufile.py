@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our libcufile.so.0 against NVIDIA's: the same calls, on the same file, by processes that live side by side and work in
-turn; and fio's io_uring, for what the disk gives.
+"""Our libcufile.so.0 against NVIDIA's: the same calls, on the same file, by processes that live side by side and work
+in turn; and fio's io_uring, for what the disk gives.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ class Pair:
     def __init__(self, libraries: dict[str, Path], gpu: int, file: Path, scratch: Path | None, direct: bool) -> None:
         self._libraries, self._gpu, self._direct = libraries, gpu, direct
         self.file, self.scratch = file, scratch
-        self.gpu_name, self.versions, self.notes = "", dict[str, int](), list[str]()
+        self.gpu_name, self.versions = "", dict[str, int]()
+        self._said: set[str] = set()
         self.processes: dict[str, Process] = {}
 
-    def open(self) -> dict[str, list[float]]:
-        """Opens the drivers, each in fresh processes, in turn; the last ones stay. Gives the milliseconds."""
-        taken: dict[str, list[float]] = {name: [] for name in self._libraries}
+    def open(self) -> dict[str, list[tuple[float, float]]]:
+        """Opens the drivers, each in fresh processes, in turn; the last ones stay, where they take the file. Gives the
+        milliseconds of opening, and those until a first read has ended (nan where there was none)."""
+        taken: dict[str, list[tuple[float, float]]] = {name: [] for name in self._libraries}
         for turn in range(OPENINGS):
             for name in taken if turn % 2 == 0 else reversed(list(taken)):
                 self.stop(name)
-                taken[name].append(self._start(name))
-        for name in list(self.processes):
-            self._prepare(name)
+                opened = self._start(name)
+                taken[name].append((opened, opened + self._prepare(name)))
         return taken
 
     def _start(self, name: str) -> float:
@@ -59,16 +60,19 @@ class Pair:
         self.gpu_name, self.versions[name] = process.hello["gpu_name"], process.hello["version"]
         return float(process.ask("open")["ms"])
 
-    def _prepare(self, name: str) -> None:
+    def _prepare(self, name: str) -> float:
+        """Registers files and memory, and reads for the first time. Gives the milliseconds; nan where it may not."""
+        process = self.processes[name]
         paths = [str(path) for path in (self.file, self.scratch) if path is not None]
-        answer = self.processes[name].ask("prepare", _refusable=True, paths=paths, nbytes=MEMORY, direct=self._direct)
-        if "refused" in answer:
-            if name == "ours":
-                raise CommandError(f"our library took no file: {answer['refused']}")
-            self.say(f"NVIDIA's library takes no file here: {answer['refused']}; only ours is measured further")
+        given = process.ask("prepare", _refusable=name != "ours", paths=paths, nbytes=MEMORY, direct=self._direct)
+        if "refused" in given:
+            self.say(f"NVIDIA's library takes no file here: {given['refused']}; only ours is measured further")
             self.stop(name)
-        elif "unregistered" in answer:
-            self.say(f"{name}: memory could not be registered ({answer['unregistered']}), and is used as it is")
+            return math.nan
+        if "unregistered" in given:
+            self.say(f"{name}: memory could not be registered ({given['unregistered']}), and is used as it is")
+        first = self.ask(name, "sync", path=paths[0], size=4 * KIB, count=1, span=SPAN)
+        return float(given["ms"] + first["seconds"] * 1e3) if "seconds" in first else math.nan
 
     def ask(self, name: str, what: str, patience: float | None = None, **request: Any) -> dict[str, Any]:
         """An answer; of theirs also that it failed, in words ("refused"), and then there is a fresh process. Raises
@@ -94,9 +98,15 @@ class Pair:
         if (process := self.processes.pop(name, None)) is not None:
             process.kill()
 
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.stop(name)
+
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr)
-        self.notes.append(text)
+        """Once."""
+        if text not in self._said:
+            print(text, file=sys.stderr)
+        self._said.add(text)
 
     def in_turn(self, rounds: int, what: str, more: Callable[[], float] | None = None, **request: Any) -> Found:
         """Each library once a round, forwards and backwards by turns, and fio (`more`) with them; after one round that
@@ -114,7 +124,9 @@ class Pair:
                 else:
                     answer = self.ask(name, what, **request)
                 if "refused" in answer:
-                    self.say(f"{what} of {units.format(request['size'])} by NVIDIA's library failed: {answer['refused']}")
+                    self.say(
+                        f"{what} of {units.format(request['size'])} by NVIDIA's library failed: {answer['refused']}"
+                    )
                     del found[name]
                     continue
                 if turn >= 0:
@@ -140,20 +152,21 @@ def measure(place: str, gpu: int, library: str | None, sizes: Sequence[int], rou
             print(f"compared with {theirs}", file=sys.stderr)
             print(stack.enter_context(_udev.entry(file)), file=sys.stderr)
         pair = Pair(libraries, gpu, file, scratch, direct)
-        stack.callback(lambda: [pair.stop(name) for name in list(pair.processes)])
+        stack.callback(pair.close)
         return _measure(pair, sizes, rounds, target)
 
 
 def _measure(pair: Pair, sizes: Sequence[int], rounds: int, target: fio.FileTarget) -> list[Record]:
     promised: Figures = {}
-    made = [_opened(pair, promised)]
+    made = [_opened(pair)]
     for write in (False, True):
         if not write or pair.scratch is not None:
-            made += [_sync(pair, size, write, rounds, promised) for size in sizes]
+            made += [_sync(pair, size, write, rounds) for size in sizes]
     for fixed in (True, False):
-        made += [_stream(pair, size, fixed, rounds, target, promised) for size in sizes]
+        streams = [_stream(pair, size, fixed, rounds, target, promised) for size in sizes]
+        made += [reads for reads, _ in streams] + [calls for _, calls in streams]
     made += [_batch(pair, count, size, rounds, promised) for count, size in BATCHES]
-    return [*made, _record(pair, {"way": "promised"}, promised)]
+    return [*made, *([_record(pair, {"way": "promised"}, promised)] if promised else [])]
 
 
 def _record(pair: Pair, params: dict[str, Any], figures: Figures) -> Record:
@@ -174,29 +187,34 @@ def _rates(found: Found, moved: int, of: Sequence[str] = ("ours", "theirs", "io_
     return figures
 
 
-def _opened(pair: Pair, promised: Figures) -> Record:
+def _opened(pair: Pair) -> Record:
     taken = pair.open()
-    figures: Figures = {f"{name}_driver_open_ms": (statistics.median(each), "ms") for name, each in taken.items()}
-    if "theirs" in taken:
-        ratio = statistics.median(taken["theirs"]) / statistics.median(taken["ours"])
-        figures["driver_open_ratio_to_theirs"] = promised["driver_open_ratio_to_theirs"] = (ratio, "1")
+    figures: Figures = {}
+    medians = {name: [statistics.median(times) for times in zip(*each, strict=True)] for name, each in taken.items()}
+    for which, word in enumerate(("driver_open", "open_to_first_read")):
+        for name, times in medians.items():
+            if not math.isnan(times[which]):
+                figures[f"{name}_{word}_ms"] = (times[which], "ms")
+    if "theirs" in medians:
+        ratio = medians["theirs"][0] / medians["ours"][0]
+        figures["driver_open_ratio_to_theirs"] = (ratio, "1")
     return _record(pair, {"way": "open", "processes": OPENINGS}, figures)
 
 
-def _sync(pair: Pair, size: int, write: bool, rounds: int, promised: Figures) -> Record:
+def _sync(pair: Pair, size: int, write: bool, rounds: int) -> Record:
     path, span = (pair.scratch, MEMORY) if write else (pair.file, SPAN)
     count = max(2, min(_MOST, (MEMORY if write else _MOVED) // size))
     found = pair.in_turn(rounds, "sync", path=str(path), size=size, count=count, span=span, write=write)
     figures = _rates(found, count * size)
     if "ratio_to_theirs" in figures:
-        least = min(figures["ratio_to_theirs"][0], promised.get("least_sync_ratio_to_theirs", (math.inf, ""))[0])
-        promised["least_sync_ratio_to_theirs"] = (least, "1")
+        figures["sync_ratio_to_theirs"] = figures.pop("ratio_to_theirs")
     return _record(pair, {"way": "sync write" if write else "sync read", "size": size}, figures)
 
 
-def _stream(pair: Pair, size: int, fixed: bool, rounds: int, target: fio.FileTarget, promised: Figures) -> Record:
-    """All enqueued at once. What is on one stream runs one after another, and so does what io_uring is compared by:
-    one request of that size in flight."""
+def _stream(pair: Pair, size: int, fixed: bool, rounds: int, target: fio.FileTarget, promised: Figures) -> list[Record]:
+    """The throughput, and the part of the time that the caller spends in submitting. All is enqueued at once. What is
+    on one stream runs one after another, and so does what io_uring is compared by: one request of that size in
+    flight."""
     count = max(4, min(_MOST_STREAM, _MOVED // size))
 
     def by_fio() -> float:
@@ -205,21 +223,21 @@ def _stream(pair: Pair, size: int, fixed: bool, rounds: int, target: fio.FileTar
         return count * size / GIB / reached
 
     more = by_fio if target.route == "direct" else None
-    found = pair.in_turn(
-        rounds, "stream", more, path=str(pair.file), size=size, count=count, span=SPAN, fixed=fixed
-    )
+    found = pair.in_turn(rounds, "stream", more, path=str(pair.file), size=size, count=count, span=SPAN, fixed=fixed)
     figures = _rates(found, count * size)
-    for name in ("ours", "theirs"):
-        if name in found:
-            share = statistics.median(answer["inside"] / answer["seconds"] for answer in found[name])
-            figures[f"{name}_submission_percent"] = (100 * share, "%")
     if size == 64 * KIB:
         word = "stream" if fixed else "late_stream"
         for name in ("ratio_to_theirs", "share_of_io_uring"):
             if name in figures:
                 promised[f"{word}_{name}_64kib"] = figures[name]
-    values = "known when submitted" if fixed else "read when the stream is there"
-    return _record(pair, {"way": "stream", "values": values, "size": size, "requests": count}, figures)
+    inside: Figures = {}
+    for name in ("ours", "theirs"):
+        if name in found:
+            share = statistics.median(answer["inside"] / answer["seconds"] for answer in found[name])
+            inside[f"{name}_submission_percent"] = (100 * share, "%")
+    # Known when it is submitted, or read when the stream is there.
+    params = {"way": "stream", "values": "fixed" if fixed else "late", "size": size, "requests": count}
+    return [_record(pair, params, figures), _record(pair, params, inside)]
 
 
 def _batch(pair: Pair, count: int, size: int, rounds: int, promised: Figures) -> Record:

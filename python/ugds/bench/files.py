@@ -20,7 +20,7 @@ import ugds
 from ugds._report import CommandError, Record
 from ugds.bench import fio, load
 from ugds.bench._devices import opened
-from ugds.bench._gpu import GIB, MIB, in_turn, median_ratio, registered, seconds, the_gpu
+from ugds.bench._gpu import GIB, MIB, Figures, in_turn, median_ratio, registered, seconds, the_gpu
 
 SIZES = (4 << 10, 64 << 10, MIB, 16 * MIB)
 DEPTH, ROUNDS, THREADS = 16, 5, 8
@@ -59,7 +59,9 @@ def measure(place: str, sizes: Sequence[int], gpu: int | None, rounds: int = ROU
                     path.read_bytes()
                 for size in sizes:
                     records.append(_one(device, memory, path, size, direct, rounds))
-                    if size <= MIB:
+                    if gpu is not None:
+                        records.append(_stream(device, memory, path, size, direct, rounds, gpu))
+                    elif size <= MIB:
                         records.append(_many(device, memory, path, size, direct, rounds))
                 if not direct:
                     records.append(_cached(device, memory, path, gpu, rounds))
@@ -120,16 +122,10 @@ def _one(device: Any, memory: Any, path: Path, size: int, direct: bool, rounds: 
 
 def _many(device: Any, memory: Any, path: Path, size: int, direct: bool, rounds: int) -> Record:
     """DEPTH requests in flight, kept so by one thread; against fio's io_uring at that size and depth."""
-    offsets = _offsets(size)
+    offsets = _in_order(size)
     lanes = 64 * MIB // size
-    staged = memory.route == "staged"
 
     def read() -> None:
-        # Batches are not staged: GPU memory is filled in groups of a stream's requests, or one by one.
-        if staged:
-            for offset in offsets:
-                device.read(memory, offset, size)
-            return
         with device.batch(DEPTH) as batch:
             given = 0
             for offset in offsets[:DEPTH]:
@@ -143,22 +139,56 @@ def _many(device: Any, memory: Any, path: Path, size: int, direct: bool, rounds:
                     batch.read(memory, offset, size, given % lanes * size)
                     given += 1
 
-    with fio.FileTarget(f"io_uring:{path}", "io_uring", path, None, DEPTH) as target:
+    figures = _beside_io_uring(path, size, direct, DEPTH, rounds, len(offsets), lambda: seconds(read))
+    return _record(device, memory, {"way": "batch", "size": size, "depth": DEPTH, "cached": not direct}, figures)
+
+
+def _stream(device: Any, memory: Any, path: Path, size: int, direct: bool, rounds: int, gpu: int) -> Record:
+    """All enqueued at once on one stream, where one runs after another; against fio's io_uring at that size, with one
+    request in flight too."""
+    offsets = _in_order(size)
+    lanes = 64 * MIB // size
+    with the_gpu(gpu).stream() as stream:
+
+        def read() -> None:
+            for turn, offset in enumerate(offsets):
+                device.read_async(memory, offset, size, turn % lanes * size, stream=stream.handle)
+            stream.synchronize()
+
+        def timed() -> float:
+            taken = seconds(read)
+            ugds.synchronize(stream.handle)
+            return taken
+
+        figures = _beside_io_uring(path, size, direct, 1, rounds, len(offsets), timed)
+    if direct:
+        figures["stream_share_of_io_uring"] = figures.pop("share_of_io_uring")
+    return _record(device, memory, {"way": "stream", "size": size, "depth": 1, "cached": not direct}, figures)
+
+
+def _in_order(size: int) -> list[int]:
+    """As fio reads."""
+    return [turn * size % (SPAN // size * size) for turn in range(len(_offsets(size)))]
+
+
+def _beside_io_uring(
+    path: Path, size: int, direct: bool, depth: int, rounds: int, count: int, read: Callable[[], float]
+) -> Figures:
+    """Of `count` reads, which `read` makes; fio reads as many at least, with so many in flight."""
+    moved = count * size / GIB
+    with fio.FileTarget(f"io_uring:{path}", "io_uring", path, None, depth) as target:
         target._direct = direct
-        span = min(1.0, max(0.3, len(offsets) * size / GIB))
+        span = min(1.0, max(0.3, moved))
 
         def by_fio() -> float:
-            result = target.load(load.Load(100, size, 1, span))
-            return len(offsets) * size / GIB / result.every.gib_per_s
+            return moved / target.load(load.Load(100, size, 1, span)).every.gib_per_s
 
-        found = in_turn(max(2, rounds // 2), {"ours": lambda: seconds(read), "io_uring": by_fio})
-    moved = len(offsets) * size / GIB
-    figures = {
+        found = in_turn(max(2, rounds // 2), {"ours": read, "io_uring": by_fio})
+    return {
         "read_gib_per_s": (moved / statistics.median(found["ours"]), "GiB/s"),
         "io_uring_gib_per_s": (moved / statistics.median(found["io_uring"]), "GiB/s"),
         "share_of_io_uring": (median_ratio(found["io_uring"], found["ours"]), "1"),
     }
-    return _record(device, memory, {"way": "batch", "size": size, "depth": DEPTH, "cached": not direct}, figures)
 
 
 def _cached(device: Any, memory: Any, path: Path, gpu: int | None, rounds: int) -> Record:

@@ -6,6 +6,7 @@ Loaded is what is in memory of its own: the package's arrays of a mapped file ar
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 from functools import partial
@@ -13,22 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from ugds._report import Record
-from ugds.bench import _models
-from ugds.bench._gpu import in_turn
+from ugds.bench import _beyond, _models
+from ugds.bench._gpu import Figures, in_turn
 from ugds.safetensors import load_file, save_file
 
 
-def measure(folder: str | None, size: int, gpu: int | None, rounds: int) -> list[Record]:
-    """Records of loading from the page cache and from the disk, and of saving."""
+def measure(folder: str | None, size: int, gpu: int | None, rounds: int, only: str | None = None) -> list[Record]:
+    """Records of loading from the page cache and from the disk, of the memory that it takes beside the tensors, and of
+    saving; `only` "load" or "save": of these."""
     _models.needed("safetensors")
     with _models.folder(folder, size) as place:
         tensors = _models.model(size, gpu)
         path = place / "model.safetensors"
         save_file(tensors, path)
         params = {"size": path.stat().st_size, "gpu": "none" if gpu is None else gpu, "rounds": rounds}
-        made = [_cached(path, gpu, rounds, params)]
-        made += _cold(path, gpu, rounds, params)
-        return [*made, *_saved(tensors, place, gpu, rounds, params)]
+        made = []
+        if only != "save":
+            if gpu is not None and not importlib.util.find_spec("fastsafetensors"):
+                _models.tell("fastsafetensors is not installed, and is left out (pip install fastsafetensors)")
+            made += [_cached(path, gpu, rounds, params), _beyond_tensors(path, gpu, params)]
+            made += _cold(path, gpu, rounds, params)
+        if only != "load":
+            made += _saved(tensors, place, gpu, rounds, params)
+        return made
 
 
 def _record(path: Path, gpu: int | None, params: dict[str, Any], figures: Any) -> Record:
@@ -36,20 +44,25 @@ def _record(path: Path, gpu: int | None, params: dict[str, Any], figures: Any) -
     return Record("safetensors", params, f"file:{path.parent.parent}", memory, _models.route(path, gpu), figures)
 
 
-def _ours(path: Path, gpu: int | None) -> Callable[[], object]:
+def _ours(path: Path, gpu: int | None) -> Callable[[], Any]:
     if gpu is None:
         return lambda: load_file(path, framework="np", progress=False)
     return lambda: load_file(path, device=gpu, progress=False)
 
 
-def _others(path: Path, gpu: int | None) -> dict[str, Callable[[], object]]:
+def loaders(path: Path, gpu: int | None) -> dict[str, Callable[[], Any]]:
+    """Ways to load the file, by their names."""
+    return {"ugds": _ours(path, gpu), **_others(path, gpu)}
+
+
+def _others(path: Path, gpu: int | None) -> dict[str, Callable[[], Any]]:
     if gpu is None:
         from safetensors.numpy import load_file as load_array
 
         return {"safetensors": lambda: {name: array.copy() for name, array in load_array(path).items()}}
     from safetensors.torch import load_file as load_tensor
 
-    made: dict[str, Callable[[], object]] = {"safetensors": lambda: load_tensor(path, device=f"cuda:{gpu}")}
+    made: dict[str, Callable[[], Any]] = {"safetensors": lambda: load_tensor(path, device=f"cuda:{gpu}")}
     if importlib.util.find_spec("fastsafetensors"):
         made["fastsafetensors"] = lambda: _by_fastsafetensors(path, gpu)
     return made
@@ -58,15 +71,25 @@ def _others(path: Path, gpu: int | None) -> dict[str, Callable[[], object]]:
 def _by_fastsafetensors(path: Path, gpu: int) -> object:
     from fastsafetensors import fastsafe_open
 
+    # From 0.5 on its tensors outlive the file.
+    old = importlib.metadata.version("fastsafetensors").startswith(("0.1.", "0.2.", "0.3.", "0.4."))
     with fastsafe_open(filenames=[str(path)], nogds=True, device=f"cuda:{gpu}") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 -- it is no dict
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- it is no dict
+        return {name: tensor.clone() for name, tensor in found.items()} if old else found
 
 
 def _cached(path: Path, gpu: int | None, rounds: int, params: dict[str, Any]) -> Record:
     _models.remember(path)
-    ways = {"ugds": _ours(path, gpu), **_others(path, gpu)}
-    found = in_turn(rounds, {name: _models.timed(work, gpu) for name, work in ways.items()})
+    found = in_turn(rounds, {name: _models.timed(work, gpu) for name, work in loaders(path, gpu).items()})
     figures = {**_models.rates(found, params["size"]), **_models.ratios(found, "ugds")}
+    return _record(path, gpu, {**params, "from": "page cache"}, figures)
+
+
+def _beyond_tensors(path: Path, gpu: int | None, params: dict[str, Any]) -> Record:
+    figures: Figures = {}
+    for who in loaders(path, gpu):
+        word = "beyond_tensors_mib" if who == "ugds" else f"{who}_beyond_tensors_mib"
+        figures[word] = (_beyond.measure(who, path, gpu), "MiB")
     return _record(path, gpu, {**params, "from": "page cache"}, figures)
 
 
