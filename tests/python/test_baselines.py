@@ -104,7 +104,7 @@ def test_a_path_may_hold_what_fio_reads_as_its_own(tmp_path: Path) -> None:
 @needs_fio
 def test_a_file_system_in_memory_is_buffered_and_says_so(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
-    if not memory.is_dir() or fio._file_system(memory) != "tmpfs" or shutil.disk_usage(memory).free < 128 << 20:
+    if not memory.is_dir() or fio.file_system(memory) != "tmpfs" or shutil.disk_usage(memory).free < 128 << 20:
         pytest.skip("/dev/shm is no tmpfs with room")
     with target(f"posix:{memory}/{tmp_path.name}-ugds?size=64MiB") as made:
         assert made.route == "buffered"

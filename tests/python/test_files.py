@@ -456,3 +456,29 @@ def test_bench_files_measures_every_way_and_leaves_nothing(tmp_path: Path) -> No
     assert all(figure["value"] > 0 for record in records for figure in record["figures"].values())
     assert {record["route"] for record in records} <= {"direct", "buffered"}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="fio makes the baseline")
+@pytest.mark.skipif(not os.environ.get("FAKE_CUDA_LIBRARY"), reason="FAKE_CUDA_LIBRARY names no driver without a GPU")
+@pytest.mark.slow
+def test_bench_files_measures_a_stream_into_gpu_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ugds", "bench", "files", tmp_path, "--gpu", "0"]
+    environment = {**os.environ, "UGDS_CUDA_LIBRARY": os.environ["FAKE_CUDA_LIBRARY"]}
+    done = subprocess.run(
+        [*command, "--sizes", "4MiB", "--rounds", "1", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(record["memory"], record["route"]) for record in records} == {("cuda", "staged")}
+    streams = [record for record in records if record["params"]["way"] == "stream"]
+    for record in streams:
+        share = "share_of_io_uring" if record["params"]["cached"] else "stream_share_of_io_uring"
+        assert list(record["figures"]) == ["read_gib_per_s", "io_uring_gib_per_s", share]
+        assert record["params"]["depth"] == 1
+    assert [record["params"]["cached"] for record in streams][-1] is True
+    assert all(figure["value"] > 0 for record in records for figure in record["figures"].values())
+    assert list(tmp_path.iterdir()) == []

@@ -18,13 +18,12 @@ DATABASE = Path("/run/udev/data")
 def entry(path: Path, database: Path = DATABASE) -> Iterator[str]:
     """The entry of the disk that the file is on, made where it is missing and may be made, and removed at the end.
     Gives what was done, in words."""
-    device = os.stat(path).st_dev
-    kind = fio._file_system(path)
-    made = database / f"b{os.major(device)}:{os.minor(device)}"
+    (major, minor), kind = _place(path)
+    made = database / f"b{major}:{minor}"
     if made.exists():
         yield f"{made} is there"
         return
-    if os.major(device) == 0 or kind is None:
+    if major == 0 or kind is None:
         yield f"{path} is on no disk of its own ({kind or 'an unknown file system'}), so udev has no entry for it"
         return
     missing = [folder for folder in (database, *database.parents) if not folder.exists()]
@@ -41,3 +40,9 @@ def entry(path: Path, database: Path = DATABASE) -> Iterator[str]:
             made.unlink()
             for folder in missing:
                 folder.rmdir()
+
+
+def _place(path: Path) -> tuple[tuple[int, int], str | None]:
+    """The numbers of the disk, and its file system's type."""
+    device = os.stat(path).st_dev
+    return (os.major(device), os.minor(device)), fio.file_system(path)

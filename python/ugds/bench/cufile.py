@@ -71,8 +71,17 @@ class Pair:
             return math.nan
         if "unregistered" in given:
             self.say(f"{name}: memory could not be registered ({given['unregistered']}), and is used as it is")
-        first = self.ask(name, "sync", path=paths[0], size=4 * KIB, count=1, span=SPAN)
-        return float(given["ms"] + first["seconds"] * 1e3) if "seconds" in first else math.nan
+        try:
+            first = process.ask("sync", _refusable=name != "ours", path=paths[0], size=4 * KIB, count=1, span=SPAN)
+        except (Stuck, Died) as error:
+            if name == "ours":
+                raise
+            first = {"refused": str(error)}
+        if "refused" in first:
+            self.say(f"NVIDIA's library does not read here: {first['refused']}; only ours is measured further")
+            self.stop(name)
+            return math.nan
+        return float(given["ms"] + first["seconds"] * 1e3)
 
     def ask(self, name: str, what: str, patience: float | None = None, **request: Any) -> dict[str, Any]:
         """An answer; of theirs also that it failed, in words ("refused"), and then there is a fresh process. Raises
@@ -89,10 +98,16 @@ class Pair:
         return answer
 
     def again(self, name: str) -> None:
-        """A fresh process for one that hung."""
+        """A fresh process for one that hung or died; none where that does not start, which is fatal for ours."""
         self.stop(name)
-        self._start(name)
-        self._prepare(name)
+        try:
+            self._start(name)
+            self._prepare(name)
+        except CommandError as error:
+            if name == "ours":
+                raise
+            self.say(f"NVIDIA's library is measured no further: {error}")
+            self.stop(name)
 
     def stop(self, name: str) -> None:
         if (process := self.processes.pop(name, None)) is not None:
@@ -190,13 +205,13 @@ def _rates(found: Found, moved: int, of: Sequence[str] = ("ours", "theirs", "io_
 def _opened(pair: Pair) -> Record:
     taken = pair.open()
     figures: Figures = {}
-    medians = {name: [statistics.median(times) for times in zip(*each, strict=True)] for name, each in taken.items()}
     for which, word in enumerate(("driver_open", "open_to_first_read")):
-        for name, times in medians.items():
-            if not math.isnan(times[which]):
-                figures[f"{name}_{word}_ms"] = (times[which], "ms")
-    if "theirs" in medians:
-        ratio = medians["theirs"][0] / medians["ours"][0]
+        for name, each in taken.items():
+            times = [one[which] for one in each]
+            if not any(map(math.isnan, times)):
+                figures[f"{name}_{word}_ms"] = (statistics.median(times), "ms")
+    if "theirs" in taken:
+        ratio = figures["theirs_driver_open_ms"][0] / figures["ours_driver_open_ms"][0]
         figures["driver_open_ratio_to_theirs"] = (ratio, "1")
     return _record(pair, {"way": "open", "processes": OPENINGS}, figures)
 

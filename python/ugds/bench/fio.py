@@ -257,7 +257,7 @@ def _look(path: Path) -> tuple[int, bool]:
 
 
 def _takes_direct(path: Path) -> bool:
-    if _file_system(path) in _IN_MEMORY:
+    if file_system(path) in _IN_MEMORY:
         return False
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -272,7 +272,7 @@ def _takes_direct(path: Path) -> bool:
         os.close(fd)
 
 
-def _file_system(path: Path) -> str | None:
+def file_system(path: Path) -> str | None:
     """Its type, such as ext4; None where that cannot be found out."""
     where = os.stat(path)
     if stat.S_ISBLK(where.st_mode):
