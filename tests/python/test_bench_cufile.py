@@ -115,10 +115,10 @@ def test_where_no_entry_can_be_made_it_says_why(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def process(tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Process, str]]:
-    """One with the stand-in, and a file of 1 MiB that it has registered."""
+    """One with the stand-in, and a file of 2 MiB that it has registered, with 1 MiB of memory."""
     monkeypatch.setenv("UGDS_CUDA_LIBRARY", FAKE)
     path = tmp_path / "file"
-    path.write_bytes(os.urandom(MIB))
+    path.write_bytes(os.urandom(2 * MIB))
     made = Process(stand_in, 0)
     try:
         assert made.hello["version"] == 1150
@@ -132,7 +132,7 @@ def process(tmp_path: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @needs_fake
 def test_every_way_moves_the_files_bytes(process: tuple[Process, str]) -> None:
     it, path = process
-    about: dict[str, Any] = {"path": path, "size": 64 * KIB, "span": MIB}
+    about: dict[str, Any] = {"path": path, "size": 64 * KIB, "span": 2 * MIB}
     for write in (False, True):
         before = Path(path).read_bytes()
         answer = it.ask("sync", count=16, write=write, **about)
@@ -142,14 +142,14 @@ def test_every_way_moves_the_files_bytes(process: tuple[Process, str]) -> None:
         answer = it.ask("stream", count=24, fixed=fixed, **about)
         assert answer["wrong"] == 0
         assert 0 < answer["inside"] <= answer["seconds"]
-    answer = it.ask("batch", count=16, batches=2, limit=20, **about)
-    assert (answer["wrong"], answer["done"]) == (0, 16)
+    answer = it.ask("batch", count=24, batches=2, limit=20, **about)
+    assert (answer["wrong"], answer["done"]) == (0, 24)
 
 
 @needs_fake
 def test_what_a_library_refuses_is_an_answer_and_an_error_where_it_must_not(process: tuple[Process, str]) -> None:
     it, path = process
-    beyond: dict[str, Any] = {"path": path, "size": MIB, "count": 2, "span": 2 * MIB}  # the file ends at 1 MiB
+    beyond: dict[str, Any] = {"path": path, "size": MIB, "count": 3, "span": 3 * MIB}  # the file ends before
     assert "cuFileRead gave" in it.ask("sync", _refusable=True, **beyond)["refused"]
     with pytest.raises(CommandError, match=r"sync by .*libcufile\.so\.0 failed"):
         it.ask("sync", **beyond)
