@@ -281,6 +281,16 @@ def test_a_batch_of_theirs_that_does_not_finish_is_a_figure_and_ours_goes_on(
     assert "sync_ratio_to_theirs" in cufile._sync(pair, MIB, False, 1).figures  # by a fresh process of theirs
 
 
+def test_a_batch_that_stops_finishing_is_no_time(pair: cufile.Pair) -> None:
+    pair.open()
+    about = cufile._batch_of(pair, 128, 64 * KIB, 1)
+    Played.answers = {"theirs": {"batch": {"seconds": 20.0, "done": 127, "wrong": 0}}}
+    assert list(pair.in_turn(2, "batch", **about)) == ["ours"]
+    Played.answers = {"ours": {"batch": {"seconds": 20.0, "done": 127, "wrong": 0}}}
+    with pytest.raises(CommandError, match="127 of 128 requests ended"):
+        pair.in_turn(2, "batch", **about)
+
+
 def test_what_fails_in_theirs_is_left_out_and_an_error_in_ours(pair: cufile.Pair) -> None:
     pair.open()
     Played.answers = {"theirs": {"sync": {"stuck": True}}}

@@ -57,9 +57,10 @@ class Process:
     def __init__(self, library: Path, gpu: int) -> None:
         """Raises CommandError where it does not start: with status 2 where there is no such GPU."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 -- as long as the process
-        # NVIDIA's library without its kernel driver. Ours has no such mode. Both write no log.
+        self._log = tempfile.NamedTemporaryFile(suffix=".log")  # noqa: SIM115 -- as long as the process
+        # NVIDIA's library without its kernel driver, and its log aside. Ours has neither.
         environment = {"CUFILE_ALLOW_COMPAT_MODE": "true", "CUFILE_FORCE_COMPAT_MODE": "true", **os.environ}
-        environment["CUFILE_LOGFILE_PATH"] = os.devnull
+        environment["CUFILE_LOGFILE_PATH"] = self._log.name
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ugds.bench._cufile_child", str(library), str(gpu)],
             stdin=subprocess.PIPE,
@@ -69,7 +70,11 @@ class Process:
         )
         self._library = library
         self._left = b""
-        self.hello = self._answer("start", _START_S)
+        try:
+            self.hello = self._answer("start", _START_S)
+        except CommandError:
+            self.kill()
+            raise
         if "refused" in self.hello:
             self.kill()
             if "hint" in self.hello:
@@ -86,6 +91,8 @@ class Process:
         except BrokenPipeError:
             raise self._died(what) from None
         answer = self._answer(what, patience or _ANSWER_S)
+        if "refused" in answer and (logged := Path(self._log.name).read_text(errors="replace").splitlines()):
+            answer["refused"] += f" (its log: {logged[-1].strip()})"
         if "refused" in answer and not _refusable:
             raise CommandError(f"{what} by {self._library} failed: {answer['refused']}")
         return answer
@@ -107,15 +114,18 @@ class Process:
         return answer
 
     def _died(self, what: str) -> Died:
-        status = self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        status = self._process.poll()
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()[-5:]
         return Died("\n  ".join([f"the process with {self._library} died ({status}) at {what}", *said]))
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
-        for each in (self._process.stdin, self._process.stdout, self._errors):
+        with contextlib.suppress(subprocess.TimeoutExpired):  # what the kernel does not give back is left
+            self._process.wait(10)
+        for each in (self._process.stdin, self._process.stdout, self._errors, self._log):
             with contextlib.suppress(BrokenPipeError):
                 if each is not None:
                     each.close()

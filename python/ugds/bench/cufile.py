@@ -92,10 +92,18 @@ class Pair:
             if name == "ours":
                 raise
             self.again(name)
-            return {"refused": str(error)}
+            return {"refused": str(error), "fresh": True}
         if answer.get("wrong"):
             raise CommandError(f"{answer['wrong']} bytes that {name} moved are wrong ({what}, {request})")
         return answer
+
+    def _unfinished(self, name: str, what: str, done: int, count: int) -> dict[str, Any]:
+        """One that did not finish is of no more use."""
+        why = f"{done} of {count} requests ended in {LIMIT_S:g} s"
+        if name == "ours":
+            raise CommandError(f"{what} by our library: {why}")
+        self.again(name)
+        return {"refused": why}
 
     def again(self, name: str) -> None:
         """A fresh process for one that hung or died; none where that does not start, which is fatal for ours."""
@@ -284,12 +292,13 @@ def _batch_of(pair: Pair, count: int, size: int, batches: int) -> dict[str, Any]
 def _finished(pair: Pair, name: str, count: int, size: int) -> tuple[int, str]:
     """How many requests of one batch ended within the limit; and if not all, why. Then there is a fresh process."""
     answer = pair.ask(name, "batch", LIMIT_S + 3, **_batch_of(pair, count, size, 1))
-    if "refused" in answer:
-        return 0, str(answer["refused"]).splitlines()[0]
-    done = int(answer["done"])
+    done = int(answer.get("done", 0))
     if done == count:
         return done, ""
-    pair.again(name)
+    if "fresh" not in answer:
+        pair.again(name)
+    if "refused" in answer:
+        return done, str(answer["refused"]).splitlines()[0]
     return done, f"{done} of {count} requests ended in {LIMIT_S:g} s"
 
 
