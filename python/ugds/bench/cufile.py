@@ -146,6 +146,8 @@ class Pair:
                     answer: dict[str, Any] = {"seconds": more()} if turn >= 0 else {}
                 else:
                     answer = self.ask(name, what, **request)
+                if answer.get("done", request["count"]) < request["count"]:
+                    answer = self._unfinished(name, what, answer["done"], request["count"])
                 if "refused" in answer:
                     self.say(
                         f"{what} of {units.format(request['size'])} by NVIDIA's library failed: {answer['refused']}"
