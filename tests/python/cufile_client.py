@@ -10,43 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import ugds._core
+from ugds.bench._cufile_calls import COMPLETE as COMPLETE  # for those who use this module
+from ugds.bench._cufile_calls import READ as READ
+from ugds.bench._cufile_calls import WRITE as WRITE
+from ugds.bench._cufile_calls import CuError, Descr, IOEvents, IOParams, Timespec
 
 OURS = Path(ugds._core.library_path()).resolve().parent / "compat" / "libcufile.so.0"
-READ, WRITE = 0, 1
-COMPLETE, CANCELED, FAILED = 0x10, 0x08, 0x40
-
-
-class CuError(ctypes.Structure):
-    _fields_ = (("err", c_int), ("cu_err", c_int))
-
-
-class Descr(ctypes.Structure):
-    _fields_ = (("type", c_int), ("_pad", c_int), ("fd", c_int), ("_rest", c_int), ("fs_ops", c_void_p))
-
-
-class IOParams(ctypes.Structure):
-    _fields_ = (
-        ("mode", c_int),
-        ("base", c_void_p),
-        ("file_offset", c_long),
-        ("buffer_offset", c_long),
-        ("size", c_size_t),
-        ("fh", c_void_p),
-        ("opcode", c_int),
-        ("cookie", c_void_p),
-    )
-
-
-class IOEvents(ctypes.Structure):
-    _fields_ = (("cookie", c_void_p), ("status", c_int), ("ret", c_ssize_t))
+CANCELED, FAILED = 0x08, 0x40
 
 
 class IOVec(ctypes.Structure):
     _fields_ = (("base", c_void_p), ("len", c_size_t))
-
-
-class Timespec(ctypes.Structure):
-    _fields_ = (("sec", c_long), ("nsec", c_long))
 
 
 assert (ctypes.sizeof(Descr), ctypes.sizeof(IOParams), ctypes.sizeof(IOEvents)) == (24, 64, 24)

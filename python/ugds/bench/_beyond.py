@@ -37,7 +37,7 @@ def measure(who: str, path: Path, gpu: int | None) -> float:
 def _host_bytes() -> int:
     """Of the process, without what the kernel could drop: pages of files."""
     status = Path("/proc/self/status").read_text()
-    return sum(int(status.split(f"{name}:")[1].split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+    return sum(int(status.split(f"{name}:")[1].split()[0]) << 10 for name in ("RssAnon", "RssShmem", "HugetlbPages"))
 
 
 def _gpu_bytes(gpu: int) -> int:
