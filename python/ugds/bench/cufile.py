@@ -223,7 +223,7 @@ def _opened(pair: Pair) -> Record:
     if "theirs" in taken:
         ratio = figures["theirs_driver_open_ms"][0] / figures["ours_driver_open_ms"][0]
         figures["driver_open_ratio_to_theirs"] = (ratio, "1")
-    return _record(pair, {"way": "open", "processes": OPENINGS}, figures)
+    return _record(pair, {"way": "open", "openings": OPENINGS}, figures)
 
 
 def _sync(pair: Pair, size: int, write: bool, rounds: int) -> Record:
