@@ -97,8 +97,9 @@ def test_bench_checkpoint_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
-def test_without_pytorch_a_benchmark_says_what_to_install(tmp_path: Path) -> None:
-    assert "what to do: pip install torch" in run("bench", "checkpoint", "--folder", tmp_path, status=1).stderr
+@pytest.mark.parametrize("command", [["checkpoint"], ["safetensors", "--gpu", "0"]])
+def test_without_pytorch_a_benchmark_says_what_to_install(tmp_path: Path, command: list[str]) -> None:
+    assert "what to do: pip install torch" in run("bench", *command, "--folder", tmp_path, status=1).stderr
 
 
 @pytest.mark.parametrize("benchmark", ["safetensors", "checkpoint"])

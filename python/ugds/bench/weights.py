@@ -23,6 +23,8 @@ def measure(folder: str | None, size: int, gpu: int | None, rounds: int, only: s
     """Records of loading from the page cache and from the disk, of the memory that it takes beside the tensors, and of
     saving; `only` "load" or "save": of these."""
     _models.needed("safetensors")
+    if gpu is not None:
+        _models.needed("torch")
     with _models.folder(folder, size) as place:
         tensors = _models.model(size, gpu)
         path = place / "model.safetensors"
