@@ -22,6 +22,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "engine/idle.hpp"
 #include "engine/operation.hpp"
 #include "engine/poison.hpp"
 #include "engine/staging.hpp"
@@ -262,17 +263,22 @@ class Stream {
 /// memory is waited for, 20 ms at most: on a busy machine it may not run sooner.
 int close_registration(const memory::Reference& reference);
 
-/// Waits for what a stream's thread brings about: polls for a moment, then looks again every 50 us. True: `done()` is.
-/// False: the time is up, or `interrupt` ended it.
+/// How long a wait for a stream polls: in a mode that polls, for as long as requests mostly take.
+inline constexpr std::uint64_t kPollForMoment = 50'000, kPollForRequest = 10'000'000;
+
+/// Waits for what a stream's thread brings about: polls, then looks again every 50 us. True: `done()` is. False: the
+/// time is up, or `interrupt` ended it.
 template <class Done>
-bool wait_until(Done&& done, std::uint64_t limit_ns, const Interrupt& interrupt) {
-  constexpr std::uint64_t kPoll = 50'000, kAsk = 20'000'000;
+bool wait_until(Done&& done, std::uint64_t limit_ns, const Interrupt& interrupt,
+                std::uint64_t poll_ns = kPollForMoment) {
+  constexpr std::uint64_t kAsk = 20'000'000;
   const std::uint64_t start = monotonic_ns();
+  Idle idle;
   for (std::uint64_t asked = start; !done();) {
     const std::uint64_t now = monotonic_ns();
     if (now - start >= limit_ns) return false;
-    if (now - start < kPoll) {
-      cpu_pause();
+    if (now - start < poll_ns) {
+      idle.pause({});
       continue;
     }
     if (interrupt.asked != nullptr && now - asked > kAsk) {

@@ -22,8 +22,9 @@ using nvme::Opcode;
 
 namespace {
 
-/// After the last operation it is worth polling for the next one this long, and as long for a stream to arrive.
-constexpr std::uint64_t kLinger = 100'000, kPollForArrival = 60'000;
+/// After the last operation it is worth polling for the next one this long, longer in a mode that polls; and as long
+/// for a stream to arrive.
+constexpr std::uint64_t kLinger = 100'000, kLingerLong = 1'000'000, kPollForArrival = 60'000;
 /// Then it sleeps, and looks again after this long; the longer it has waited, the later.
 constexpr long kShortestNap = 30'000, kLongestNap = 1'000'000;
 constexpr std::uint64_t kPieceMask = 7;
@@ -141,7 +142,7 @@ void StreamWorker::rest() {
     nanosleep(&time, nullptr);
     return;
   }
-  if (rested < kLinger) return;
+  if (rested < (handle_.scheduler().waiting().polls(StreamPlan::kMuch) ? kLingerLong : kLinger)) return;
   asleep_.store(1, std::memory_order_seq_cst);
   if (pending_.load(std::memory_order_seq_cst) == 0 && !quit_.load(std::memory_order_seq_cst)) {
     futex(asleep_, FUTEX_WAIT, 1, nullptr);

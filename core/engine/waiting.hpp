@@ -50,6 +50,8 @@ class Waiting {
     if (explore == 0) return way;
     return way != (c.requests.fetch_add(1, std::memory_order_relaxed) % explore == explore - 1);
   }
+  /// Whether requests of this size are mostly waited for by polling.
+  bool polls(std::uint64_t bytes) const { return !classes_[size_class(bytes)].sleeps.load(std::memory_order_relaxed); }
   void learn(std::uint64_t bytes, bool slept, std::uint64_t ticks) {
     Class& c = classes_[size_class(bytes)];
     Estimate& estimate = slept ? c.slept : c.polled;

@@ -64,6 +64,7 @@ std::mutex kept_lock;
 
 struct PyStreamOp {
   ResultOf result;
+  engine::HandleId device;
   std::string uri;
 };
 
@@ -199,17 +200,28 @@ PyStreamOp transfer(nb::handle device, nb::handle buffer, nb::handle offset, nb:
   } else {
     place = memory::Registry::instance().gpu_of(t.buffer);
   }
-  PyStreamOp op{ResultOf(StreamResult::make()), nb::inst_ptr<PyDevice>(device)->uri};
+  const PyDevice& of = *nb::inst_ptr<PyDevice>(device);
+  PyStreamOp op{ResultOf(StreamResult::make()), of.id, of.uri};
   StreamCall call{.requests = std::span(&t, 1), .late = late, .status = status, .result = op.result.get()};
   submit(device, stream_of(place, stream, name), call, name);
   keep(op.result, std::move(objects));
   return op;
 }
 
+/// As the device's mode waits for large requests.
+std::uint64_t poll_time(engine::HandleId device) {
+  const Table::Use handle(Table::instance(), device);
+  const bool polls = handle && handle->scheduler().waiting().polls(engine::StreamPlan::kMuch);
+  return polls ? engine::kPollForRequest : engine::kPollForMoment;
+}
+
 /// Waits without the interpreter lock. Raises TimeoutError, and what a signal handler raises.
-std::int64_t wait_for_result(const ResultOf& result, std::optional<double> timeout, const std::string& uri) {
+std::int64_t wait_for_result(const ResultOf& result, std::optional<double> timeout, engine::HandleId device,
+                             const std::string& uri) {
   const std::uint64_t limit = timeout ? static_cast<std::uint64_t>(std::clamp(*timeout, 0.0, 1e9) * 1e9) : ~0ull;
-  const auto is_done = [&] { return engine::wait_until([&] { return result->done(); }, limit, python_interrupt()); };
+  const auto is_done = [&] {
+    return engine::wait_until([&] { return result->done(); }, limit, python_interrupt(), poll_time(device));
+  };
   if (!result->done() && !without_lock(is_done)) {
     check_interrupt();
     PyErr_SetString(PyExc_TimeoutError, ("the operation on " + uri + " has not ended yet").c_str());
@@ -267,7 +279,8 @@ std::int64_t group_result(PyGroup& self, std::optional<double> timeout) {
   if (!self.submitted)
     raise_new(EINVAL, "group", "the group was not submitted", "it is at the end of its `with` block");
   if (self.result.get() == nullptr) return 0;
-  return wait_for_result(self.result, timeout, nb::cast<const PyDevice&>(self.device).uri);
+  const PyDevice& device = nb::cast<const PyDevice&>(self.device);
+  return wait_for_result(self.result, timeout, device.id, device.uri);
 }
 
 void synchronize(nb::handle object) {
@@ -391,7 +404,7 @@ void define_streams(nb::module_& m) {
       .def(
           "result",
           [](const PyStreamOp& op, std::optional<double> timeout) {
-            return wait_for_result(op.result, timeout, op.uri);
+            return wait_for_result(op.result, timeout, op.device, op.uri);
           },
           nb::arg("timeout").none() = nb::none(),
           "Waits until it has ended, for at most `timeout` seconds, and gives the bytes. Raises `ugds.Error`, as "
