@@ -25,6 +25,8 @@ from witnessed import Part, Plan, run_side
 HERE = Path(__file__).resolve().parent
 #: Which of a report's counters say that bytes were asked for.
 REQUESTS = ("reads", "writes", "batch_requests", "stream_requests")
+#: How many tests are named for not having passed; report.json has all.
+SHOWN = 12
 
 
 class Nothing(Exception):
@@ -45,10 +47,13 @@ def udev_entry(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def known_to_udev(folder: Path) -> Iterator[str]:
+def known_to_udev(folder: Path, may: bool = True) -> Iterator[str]:
     """NVIDIA's library registers no file whose disk has no entry of udev's. Where there is none and root may write one,
     there is one meanwhile; yields what was done."""
     entry = udev_entry(folder)
+    if not may:
+        yield f"{entry} is left as it is"
+        return
     if entry.exists():
         yield f"{entry} was there"
         return
@@ -70,8 +75,9 @@ def known_to_udev(folder: Path) -> Iterator[str]:
 
 def environment_of(plan: Plan) -> dict[str, str]:
     made = {"KVIKIO_COMPAT_MODE": "OFF", **os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    path = [os.environ.get("PYTHONPATH", ""), str(plan.suite), str(HERE)]
-    made["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    # The suite's own before what is installed, some of which has a package "tests" too.
+    before = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    made["PYTHONPATH"] = os.pathsep.join([str(plan.suite), *map(os.path.abspath, before), str(HERE)])
     return made
 
 
@@ -127,6 +133,10 @@ def totals(ours: Part) -> dict[str, int]:
     return dict(sums)
 
 
+def one_line(words: str) -> str:
+    return " ".join(words.split())[:300]
+
+
 def told(outcomes: Sequence[str]) -> str:
     return ", ".join(f"{count} {outcome}" for outcome, count in sorted(Counter(outcomes).items())) or "-"
 
@@ -145,17 +155,17 @@ def print_table(theirs: Part, ours: Part) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for name, side in (("NVIDIA's", theirs), ("ours", ours)):
         bad = [test for test, outcome in side.outcomes.items() if outcome not in ("passed", "skipped")]
-        for test in sorted(bad)[:40]:
-            print(f"over {name}: {side.outcomes[test]} {test}: {side.words.get(test, '')[:300]}")
-        if len(bad) > 40:
-            print(f"over {name}: and {len(bad) - 40} more")
+        for test in sorted(bad)[:SHOWN]:
+            print(f"over {name}: {side.outcomes[test]} {test}: {one_line(side.words.get(test, ''))}")
+        if len(bad) > SHOWN:
+            print(f"over {name}: and {len(bad) - SHOWN} more, in report.json")
         for problem in side.problems:
             print(f"over {name}: {problem}")
 
 
 def compare(plan: Plan, library: Path) -> int:
     before = time.monotonic()
-    with known_to_udev(plan.scratch) as entry:
+    with known_to_udev(plan.scratch, plan.udev) as entry:
         print(f"udev: {entry}", flush=True)
         theirs = over_nvidias(plan, library)
     between = time.monotonic()
@@ -166,8 +176,10 @@ def compare(plan: Plan, library: Path) -> int:
     counters = totals(ours)
     print("our counters: " + (", ".join(f"{name} {value}" for name, value in counters.items()) or "none"))
     wrong = verdict(theirs, ours, library)
-    for line in wrong[:60]:
-        print(f"FAIL  {line[:500]}")
+    for line in wrong[: 2 * SHOWN]:
+        print(f"FAIL  {one_line(line)}")
+    if len(wrong) > 2 * SHOWN:
+        print(f"FAIL  and {len(wrong) - 2 * SHOWN} more, in report.json")
     sides = {
         name: {"outcomes": side.outcomes, "words": side.words} for name, side in (("nvidia", theirs), ("ugds", ours))
     }
@@ -189,6 +201,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
     parser.add_argument("--test-limit", type=float, default=60, help="seconds for one test (default 60)")
     parser.add_argument("--limit", type=float, default=600, help="seconds for everything (default 600)")
+    parser.add_argument("--no-udev", action="store_true", help="make no entry for the disk in /run/udev")
     parser.add_argument("arguments", nargs="*", help="pytest's arguments, after --")
     return parser.parse_args(arguments)
 
@@ -209,7 +222,9 @@ def main(arguments: Sequence[str]) -> int:
     logs = (options.logs or scratch / "logs").resolve()
     logs.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + options.limit
-    plan = Plan(suite, scratch, logs, options.arguments, options.jobs, options.test_limit, deadline)
+    plan = Plan(
+        suite, scratch, logs, options.arguments, options.jobs, options.test_limit, deadline, not options.no_udev
+    )
     try:
         return compare(plan, library)
     finally:

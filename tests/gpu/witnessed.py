@@ -69,6 +69,7 @@ class Plan:
     jobs: int
     test_limit: float
     deadline: float
+    udev: bool = True
 
 
 class Runner:
@@ -83,6 +84,7 @@ class Runner:
         self.running: str | None = None
         self.pid = 0
         self.kept: list[str] = []
+        self.finished = False
 
     def run(self) -> None:
         for turn in range(10_000):
@@ -117,7 +119,7 @@ class Runner:
         command += ["-c", str(configuration), "--rootdir", str(self.plan.suite), "--continue-on-collection-errors"]
         command += ["-o", f"faulthandler_timeout={max(self.plan.test_limit - 5, 1)}", "--basetemp", f"{scratch}/pytest"]
         command += [str(self.plan.suite), *self.plan.arguments]
-        self.running, self.pid, self.kept = None, 0, []
+        self.running, self.pid, self.kept, self.finished = None, 0, [], False
         output = self.plan.logs / f"{name}.log"
         with output.open("wb") as to:
             process = subprocess.Popen(
@@ -166,6 +168,7 @@ class Runner:
         part = self.part
         self.pid = line.get("pid", self.pid)
         self.kept = line.get("kept", self.kept)
+        self.finished = self.finished or "finished" in line
         part.libraries |= set(line.get("libraries", ()))
         if "start" in line:
             self.running = line["start"]
@@ -183,17 +186,15 @@ class Runner:
             if line.startswith('{"command"'):
                 self.part.reports.append(json.loads(line))
                 break
+        tail = " | ".join(text.strip().splitlines()[-3:])[-400:]
         if self.running is not None:
-            what = "hung" if killed else "crashed"
-            self.part.outcomes[self.running] = what
-            self.part.words[self.running] = (
-                f"the process {'was killed' if killed else f'ended with {status}'}: {output}"
-            )
+            how = "was killed" if killed else f"ended with {status}"
+            self.part.outcomes[self.running] = "hung" if killed else "crashed"
+            self.part.words[self.running] = f"the process {how}: {output.name}: {tail}"
             return True
-        if killed or status not in (0, 1, 5):
-            tail = " | ".join(text.strip().splitlines()[-3:])
-            cause = "it did not go on outside of a test" if killed else f"it ended with {status}"
-            self.part.problems.append(f"{output.name}: {cause}: {tail[-400:]}")
+        if killed or not self.finished or status not in (0, 1, 5):
+            how = "did not go on outside of a test" if killed else f"ended with {status}"
+            self.part.problems.append(f"{output.name}: it {how}: {tail}")
         return False
 
 
