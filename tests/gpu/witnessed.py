@@ -182,11 +182,13 @@ class Runner:
 
     def _ended(self, status: int, killed: bool, output: Path) -> bool:
         text = output.read_text(errors="replace")
-        for line in reversed(text.splitlines()):
-            if line.startswith('{"command"'):
-                self.part.reports.append(json.loads(line))
-                break
+        # What `ugds run` says last may stand behind the dots of a pytest that was killed.
+        if (at := text.rfind('{"command": [')) >= 0:
+            self.part.reports.append(json.JSONDecoder().raw_decode(text[at:])[0])
         tail = " | ".join(text.strip().splitlines()[-3:])[-400:]
+        if self.running is not None and killed and time.monotonic() > self.plan.deadline:
+            self.part.problems.append(f"{output.name}: the time was over in {self.running}")
+            return False
         if self.running is not None:
             how = "was killed" if killed else f"ended with {status}"
             self.part.outcomes[self.running] = "hung" if killed else "crashed"

@@ -84,6 +84,19 @@ def test_what_passes_over_both_is_told_with_libraries_and_counters(suite: Suite)
 
 
 @pytest.mark.slow
+def test_what_there_is_no_time_for_is_told_and_ours_has_its_half(suite: Suite) -> None:
+    tests = (
+        "def test_slow(tmp_path):\n    OURS or hang()\n    use(tmp_path)\ndef test_more(tmp_path):\n    use(tmp_path)\n"
+    )
+    status, out, report = suite.compare(tests, "--limit", "40")
+    assert status == 0
+    assert "the time was over in test_it.py::test_slow" in out
+    names = ["test_it.py::test_slow", "test_it.py::test_more"]
+    assert [report["nvidia"]["outcomes"][name] for name in names] == ["not run"] * 2
+    assert [report["ugds"]["outcomes"][name] for name in names] == ["passed"] * 2
+
+
+@pytest.mark.slow
 def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> None:
     tests = """
     def test_hangs_over_nvidias():
@@ -93,6 +106,7 @@ def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> No
         OURS and os.kill(os.getpid(), 11)
 
     def test_hangs_over_ours():
+        sys.__stderr__.write("no line")  # what is said behind it is found all the same
         OURS and hang()
 
     def test_fails_over_ours():
@@ -101,7 +115,7 @@ def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> No
     def test_after(tmp_path):
         use(tmp_path)
     """
-    status, out, report = suite.compare(tests, "--test-limit", "6")
+    status, out, report = suite.compare(tests, "--test-limit", "10")
     assert status == 1
     outcomes = {
         name: [report[side]["outcomes"][f"test_it.py::test_{name}"] for side in ("nvidia", "ugds")]
