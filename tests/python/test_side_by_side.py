@@ -105,7 +105,8 @@ def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> No
     def test_falls_over_ours():
         OURS and os.kill(os.getpid(), 11)
 
-    def test_hangs_over_ours():
+    def test_hangs_over_ours(tmp_path):
+        use(tmp_path)
         OURS and print("no line", end="", flush=True)  # what is said behind it is found all the same
         OURS and hang()
 
@@ -130,7 +131,7 @@ def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> No
     }
     told = [line.split(":")[2] for line in report["wrong"]]
     assert told == ["test_fails_over_ours", "test_falls_over_ours", "test_hangs_over_ours"]
-    assert report["counters"]["reads"] == 4  # also of the processes that were killed
+    assert report["counters"]["reads"] == 5  # also of the process that was killed
     assert out.count("FAIL") == 3
 
 
