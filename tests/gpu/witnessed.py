@@ -41,6 +41,14 @@ class Part:
         self.problems += other.problems
 
 
+def report_in(output: str) -> dict[str, Any] | None:
+    """What `ugds run --json` said last; it may stand behind the dots of a pytest that was killed."""
+    if (at := output.rfind('{"command": [')) < 0:
+        return None
+    report: dict[str, Any] = json.JSONDecoder().raw_decode(output[at:])[0]
+    return report
+
+
 class Log:
     """What the witness of one process has written, as it grows."""
 
@@ -182,9 +190,8 @@ class Runner:
 
     def _ended(self, status: int, killed: bool, output: Path) -> bool:
         text = output.read_text(errors="replace")
-        # What `ugds run` says last may stand behind the dots of a pytest that was killed.
-        if (at := text.rfind('{"command": [')) >= 0:
-            self.part.reports.append(json.JSONDecoder().raw_decode(text[at:])[0])
+        if (report := report_in(text)) is not None:
+            self.part.reports.append(report)
         tail = " | ".join(text.strip().splitlines()[-3:])[-400:]
         if self.running is not None and killed and time.monotonic() > self.plan.deadline:
             self.part.problems.append(f"{output.name}: the time was over in {self.running}")

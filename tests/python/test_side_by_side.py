@@ -15,6 +15,7 @@ from typing import Any
 import cufile_client as cf
 import pytest
 import side_by_side
+import witnessed
 
 HEAD = f"""
 import ctypes, os, sys
@@ -107,7 +108,6 @@ def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> No
 
     def test_hangs_over_ours(tmp_path):
         use(tmp_path)
-        OURS and print("no line", end="", flush=True)  # what is said behind it is found all the same
         OURS and hang()
 
     def test_fails_over_ours():
@@ -116,7 +116,7 @@ def test_a_hang_or_a_fall_is_one_failure_and_the_rest_is_run(suite: Suite) -> No
     def test_after(tmp_path):
         use(tmp_path)
     """
-    status, out, report = suite.compare(tests, "--test-limit", "10", "--", "-s")
+    status, out, report = suite.compare(tests, "--test-limit", "10")
     assert status == 1
     outcomes = {
         name: [report[side]["outcomes"][f"test_it.py::test_{name}"] for side in ("nvidia", "ugds")]
@@ -171,6 +171,13 @@ def test_without_nvidias_library_or_tests_nothing_is_compared(tmp_path: Path) ->
         )
         assert done.returncode == 2
         assert words in done.stderr
+
+
+def test_the_report_is_found_behind_what_a_killed_process_left() -> None:
+    report = {"command": ["a"], "totals": {"reads": 1}}
+    assert witnessed.report_in("...." + json.dumps(report) + "\n") == report
+    assert witnessed.report_in(json.dumps({"command": []}) + "\nmore\n" + json.dumps(report) + "\nlast") == report
+    assert witnessed.report_in("....\n") is None
 
 
 def test_udev_is_told_of_the_disk_meanwhile_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
