@@ -287,3 +287,27 @@ def test_where_the_system_does_not_list_a_gpu_nvml_says_how_large_its_window_is(
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == f"{[(5030, 0), (0, 256 << 20), (5022, 256 << 20)]}\n"
+
+
+@pytest.mark.skipif(not FAKE, reason="FAKE_CUDA_LIBRARY does not name the driver without a GPU")
+@pytest.mark.parametrize("wide", [False, True], ids=["first of 32 bits", "first of 64 bits"])
+def test_the_window_with_the_memory_is_the_second_that_is_there(tmp_path: Path, wide: bool) -> None:
+    """One of 64 bits takes two places of the system's list, of which the second is empty."""
+    empty = (0, 0, 0)
+    registers, memory = (0x1000000, 0x1FFFFFF, 0x40200), (0x4000000000, 0x5FFFFFFFFF, 0x14220C)
+    places = [
+        registers,
+        *([empty] if wide else []),
+        memory,
+        empty,
+        (0x6000000000, 0x6001FFFFFF, 0x14220C),
+        empty,
+        empty,
+    ]
+    folder = tmp_path / "ffff:fa:00.0"
+    folder.mkdir()
+    (folder / "resource").write_text("".join("".join(f"{word:#018x} " for word in place) + "\n" for place in places))
+    environment = {**os.environ, "UGDS_CUDA_LIBRARY": FAKE, "UGDS_PCI_DEVICES": str(tmp_path), "FAKE_CUDA_GPUS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == f"{[(0, 128 << 20), (5022, 128 << 20), (5022, 128 << 20)]}\n"

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <string>
 
+#include "base/environment.hpp"
 #include "base/library.hpp"
 #include "capi/cufile/abi.h"
 #include "capi/cufile/errors.hpp"
@@ -39,17 +40,21 @@ bool find_device(int gpu, int& device) {
   return gpu >= 0 && gpu < gpu_count() && driver_calls().device != nullptr && driver_calls().device(&device, gpu) == 0;
 }
 
-/// The second of the device's windows, which has the memory, as the system lists it; 0 where it does not.
+/// The second of the device's windows, which has the memory, as the system lists it; 0 where it does not. One of 64
+/// bits takes two of the six places, and the second is empty then: Hopper's first is such a one, Ampere's is not.
 std::uint64_t window_in_sysfs(std::string bus) {
+  constexpr int kPlaces = 6;
   for (char& c : bus) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  std::ifstream file("/sys/bus/pci/devices/" + bus + "/resource");
+  const char* const named = environment("UGDS_PCI_DEVICES");
+  const std::string folder = named != nullptr ? named : "/sys/bus/pci/devices";
+  std::ifstream file(folder + "/" + bus + "/resource");
   std::string line;
-  for (int i = 0; i < 2; ++i) {
-    if (!std::getline(file, line)) return 0;
+  for (int i = 0, found = 0; i < kPlaces && std::getline(file, line); ++i) {
+    std::uint64_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%" SCNx64 " %" SCNx64, &begin, &end) != 2 || end <= begin) continue;
+    if (++found == 2) return end - begin + 1;
   }
-  std::uint64_t begin = 0, end = 0;
-  if (std::sscanf(line.c_str(), "%" SCNx64 " %" SCNx64, &begin, &end) != 2 || end <= begin) return 0;
-  return end - begin + 1;
+  return 0;
 }
 
 /// The same from NVML, for a container without the system's tree of devices.
