@@ -4,7 +4,8 @@ in, and tells what went through it.
 
 The name alone does not decide which library a program gets: PyTorch's is found by a path inside its package, and
 NVIDIA's bindings look there too. So ours is loaded before the program begins (LD_PRELOAD), and every later search for
-`libcufile.so.0` finds that it is there already. Each process keeps a page of counters (core/capi/cufile/run_page.hpp)
+`libcufile.so.0` finds that it is there already; who opens another by its path is given ours
+(core/capi/cufile/redirect.c). Each process keeps a page of counters (core/capi/cufile/run_page.hpp)
 in a folder of this command's."""
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def environment(ours: Path, folder: Path, before: Mapping[str, str]) -> dict[str
     made = dict(before)
     for name, added in (
         ("LD_LIBRARY_PATH", [str(ours.parent), str(ours.parent.parent)]),
-        ("LD_PRELOAD", [str(ours)]),
+        ("LD_PRELOAD", [str(ours), str(ours.parent / "libugds_redirect.so")]),
     ):
         made[name] = ":".join([*added, *([before[name]] if before.get(name) else [])])
     made["UGDS_RUN_DIR"] = str(folder)

@@ -41,9 +41,20 @@ def test_what_passes_over_nvidias_library_passes_over_ours(suite: str | None, th
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
+def test_a_program_that_opens_nvidias_library_by_its_path_gets_ours(theirs: Path) -> None:
+    program = (
+        f"import ctypes; ctypes.CDLL({str(theirs)!r}); print([l for l in open('/proc/self/maps') if 'libcufile' in l])"
+    )
+    command = [sys.executable, "-m", "ugds", "run", "--", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "compat/libcufile.so.0" in done.stdout
+    assert str(theirs) not in done.stdout
+
+
 def test_nvidias_library_beside_ours_is_an_error(theirs: Path) -> None:
-    """As a program would that loads it by its path: the loader gives it both."""
-    program = f"import ctypes, time; ctypes.CDLL({str(theirs)!r}); time.sleep(60)"
+    """As a program would that loads it in a way that is not seen: the loader gives it both."""
+    load = f"ctypes.CDLL(None).dlmopen(0, {os.fsencode(theirs)!r}, os.RTLD_NOW)"
+    program = f"import ctypes, os, time; {load}; time.sleep(60)"
     command = [sys.executable, "-m", "ugds", "run", "--", sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -79,6 +79,11 @@ def another(tmp_path: Path) -> Path:
     return path
 
 
+def past_us(library: Path) -> str:
+    """Words by which a program loads a library in a way that `ugds run` does not see."""
+    return f"ctypes.CDLL(None).dlmopen(0, {os.fsencode(library)!r}, os.RTLD_NOW)"
+
+
 @pytest.mark.parametrize("name", ["libcufile.so.0", "libcufile.so"])
 def test_a_program_finds_ours_by_name_and_its_counters_move(tmp_path: Path, name: str) -> None:
     out, _ = run("--json", "--", *reader(tmp_path, name))
@@ -122,6 +127,30 @@ def test_a_library_that_needs_it_by_a_path_of_its_own_gets_ours(tmp_path: Path, 
     assert out == "1150\n"
 
 
+def test_a_program_that_opens_another_by_its_path_gets_ours(tmp_path: Path, another: Path) -> None:
+    """As PyTorch does before it needs the name, and NVIDIA's bindings where they look for it themselves."""
+    out, _ = run("--json", "--", *reader(tmp_path, str(another)))
+    told = last_line(out)
+    assert told["totals"]["reads"] == 1
+    assert told["library"] == str(cf.OURS)
+
+
+def test_libraries_are_looked_for_where_their_caller_says(tmp_path: Path) -> None:
+    """A caller's own search path (DT_RUNPATH) is heeded though the call goes through ours."""
+    inner, caller = tmp_path / "inner" / "libinner_of_test.so", tmp_path / "libcaller.so"
+    inner.parent.mkdir()
+    compiler = shutil.which("cc") or shutil.which("gcc") or "c++"
+    (tmp_path / "inner.c").write_text("int one(void) { return 1; }\n")
+    (tmp_path / "caller.c").write_text(
+        '#include <dlfcn.h>\nint found(void) { return dlopen("libinner_of_test.so", RTLD_NOW) != 0; }\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(inner), str(tmp_path / "inner.c")], check=True)
+    command = [compiler, "-shared", "-fPIC", "-o", str(caller), str(tmp_path / "caller.c"), "-ldl"]
+    subprocess.run([*command, f"-Wl,--enable-new-dtags,-rpath,{inner.parent}"], check=True)
+    out, _ = run("--", sys.executable, "-c", f"import ctypes; print(ctypes.CDLL({str(caller)!r}).found())")
+    assert out == "1\n"
+
+
 def test_processes_that_a_program_starts_are_counted_too(tmp_path: Path) -> None:
     more = """
     import subprocess
@@ -153,7 +182,7 @@ def test_another_library_that_was_there_before_is_an_error(another: Path) -> Non
 def test_another_library_that_comes_before_the_driver_opens_is_an_error(tmp_path: Path, another: Path) -> None:
     command = reader(tmp_path, "libcufile.so.0")
     program = Path(command[-1])
-    program.write_text(program.read_text().replace("library =", f"ctypes.CDLL({str(another)!r})\nlibrary ="))
+    program.write_text(program.read_text().replace("library =", f"{past_us(another)}\nlibrary ="))
     start_at = time.monotonic()
     _, err = run("--", *command, status=1)
     assert "another libcufile is loaded in process" in err  # its own words
@@ -166,7 +195,7 @@ def test_another_library_that_comes_after_is_an_error(tmp_path: Path, another: P
     """Whether the program ends, runs on, or leaves no time for its own words."""
     if end == "os._exit(0)":
         end = "import time; time.sleep(3); os._exit(0)"
-    _, err = run("--", *reader(tmp_path, "libcufile.so.0", f"ctypes.CDLL({str(another)!r})\n{end}"), status=1)
+    _, err = run("--", *reader(tmp_path, "libcufile.so.0", f"{past_us(another)}\n{end}"), status=1)
     assert "another libcufile got into process" in err
     assert str(another) in err
 
@@ -207,7 +236,7 @@ def test_who_ends_the_command_ends_the_program(tmp_path: Path) -> None:
 def test_what_the_environment_says_already_stays() -> None:
     before = {"LD_PRELOAD": "/lib/other.so", "LD_LIBRARY_PATH": "/a:/b", "KVIKIO_COMPAT_MODE": "AUTO"}
     made = _run.environment(cf.OURS, Path("/folder"), before)
-    assert made["LD_PRELOAD"] == f"{cf.OURS}:/lib/other.so"
+    assert made["LD_PRELOAD"] == f"{cf.OURS}:{cf.OURS.parent}/libugds_redirect.so:/lib/other.so"
     assert made["LD_LIBRARY_PATH"] == f"{cf.OURS.parent}:{cf.OURS.parent.parent}:/a:/b"
     assert made["KVIKIO_COMPAT_MODE"] == "AUTO"
     assert made["UGDS_RUN_DIR"] == "/folder"
