@@ -22,8 +22,12 @@ namespace {
 /// Callers that may stage at once.
 constexpr std::size_t kLanes = 8;
 /// Pieces at the device at once.
-constexpr std::size_t kFlight = 8;
+constexpr std::size_t kFlight = 16;
 constexpr std::uint64_t kSmallestPiece = 128 * 1024, kLargestPiece = 1024 * 1024;
+/// Of files: what each piece costs on the way through the kernel takes longer than to copy it.
+constexpr std::uint64_t kFilePiece = 512 * 1024;
+/// Up to here the copy engine brings a write's only piece sooner than a kernel, which has to start first.
+constexpr std::uint64_t kSmallWrite = 128 * 1024;
 /// Of the kernel that copies: so many fill the bus.
 constexpr std::uint64_t kBlocks = 4;
 static_assert(kBlocks <= gpu::Pieces::kMostBlocks);
@@ -139,10 +143,12 @@ class StagedRun {
     // Enough pieces to keep both sides at work, and few enough that what each costs does not show.
     const std::uint64_t unit = handle.identity().block_size;
     piece_ = std::clamp(align_up(t_.size / 8, std::uint64_t{64} * 1024), kSmallestPiece, kLargestPiece);
+    if (handle.geometry().bytewise) piece_ = kFilePiece;
     piece_ = std::max(align_down(piece_, unit), unit);
     pieces_ = (t_.size + piece_ - 1) / piece_;
     slots_ = std::min<std::uint64_t>(lane.area().size / piece_, pieces_);
-    by_kernel_ = lane.has_kernels() && gpu_address(0) % 16 == 0 && piece_ % 16 == 0;
+    by_kernel_ = lane.has_kernels() && gpu_address(0) % 16 == 0 && piece_ % 16 == 0 &&
+                 (t_.opcode == Opcode::read || t_.size > kSmallWrite);
     if (by_kernel_) {
       blocks_ = static_cast<std::uint32_t>(std::min(slots_, kBlocks));
       for (std::uint32_t i = 0; i < blocks_; ++i) lane.copied().host[i].store(0, std::memory_order_relaxed);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What of a request runs on the GPU's own processors. Words and orders lie in pinned memory of the processor's, and are
-// read past any cache; so are the bytes, which a device has just written there.
+// read past any cache; so are the bytes, which a device has just written there. What is the same for every thread one of
+// them reads: each thread's reading goes over the bus.
 #include "gpu/cuda_driver.hpp"
 
 namespace ugds::gpu {
@@ -107,9 +108,14 @@ const char kKernels[] =
 
 .visible .entry ugds_copy(.param .u64 orders)
 {
+  .shared .u64 order_from, order_to, order_size;
+  .reg .pred %p;
   .reg .u32 %a, %b;
   .reg .u64 %order, %row, %from, %to, %size, %me, %threads;
 
+  mov.u32 %a, %tid.x;
+  setp.ne.u32 %p, %a, 0;
+  @%p bra GIVEN;
   ld.param.u64 %order, [orders];
   mov.u32 %a, %ctaid.y;
   mul.wide.u32 %row, %a, 24;
@@ -117,6 +123,14 @@ const char kKernels[] =
   ld.volatile.global.u64 %from, [%order];
   ld.volatile.global.u64 %to, [%order+8];
   ld.volatile.global.u64 %size, [%order+16];
+  st.shared.u64 [order_from], %from;
+  st.shared.u64 [order_to], %to;
+  st.shared.u64 [order_size], %size;
+GIVEN:
+  bar.sync 0;
+  ld.shared.u64 %from, [order_from];
+  ld.shared.u64 %to, [order_to];
+  ld.shared.u64 %size, [order_size];
   mov.u32 %a, %ctaid.x;
   mov.u32 %b, %ntid.x;
   mul.wide.u32 %me, %a, %b;
@@ -135,6 +149,7 @@ const char kKernels[] =
                             .param .u64 area_size, .param .u64 piece_count, .param .u64 what_to_tell)
 {
   .shared .u32 given_up;
+  .shared .u64 order_source, order_goal, order_bytes;
   .reg .pred %p, %first, %gathers;
   .reg .u32 %a;
   .reg .u64 %reached, %come, %allowed, %wanted, %order, %source, %goal, %bytes, %piece, %area, %count, %tell;
@@ -189,6 +204,14 @@ ASK:
   setp.ge.s64 %p, %word, 0x100000000;
   selp.u32 %a, 1, 0, %p;
   st.shared.u32 [given_up], %a;
+  setp.eq.u64 %p, %order, 0;
+  @%p bra ALLOWED;
+  ld.volatile.global.u64 %source, [%order];
+  ld.volatile.global.u64 %goal, [%order+8];
+  ld.volatile.global.u64 %bytes, [%order+16];
+  st.shared.u64 [order_source], %source;
+  st.shared.u64 [order_goal], %goal;
+  st.shared.u64 [order_bytes], %bytes;
 ALLOWED:
   bar.sync 0;
   ld.shared.u32 %a, [given_up];
@@ -196,9 +219,9 @@ ALLOWED:
   @%p ret;
   setp.eq.u64 %p, %order, 0;
   @%p bra KNOWN;
-  ld.volatile.global.u64 %source, [%order];
-  ld.volatile.global.u64 %goal, [%order+8];
-  ld.volatile.global.u64 %bytes, [%order+16];
+  ld.shared.u64 %source, [order_source];
+  ld.shared.u64 %goal, [order_goal];
+  ld.shared.u64 %bytes, [order_bytes];
   mov.u64 %order, 0;
 KNOWN:
   min.u64 %size, %through, %bytes;
