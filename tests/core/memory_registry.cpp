@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -227,6 +233,31 @@ TEST_CASE("look-ups and holds race with closing, and never hold what is closed")
   for (auto& thread : threads) thread.join();
   CHECK(wrong.load() == 0);
   for (auto& ledger : ledgers) registry.remove_ledger(ledger);
+}
+
+TEST_CASE("host memory: what is large is laid out in large pages, where the kernel has them") {
+  constexpr std::uint64_t kLarge = 2u << 20;
+  const memory::HostMemory memory(5u << 20);
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+  CHECK(begin % kLarge == 0);
+  CHECK(std::all_of(memory.data(), memory.data() + memory.size(), [](std::byte byte) { return byte == std::byte{0}; }));
+  if (memory.huge_pages()) return;
+  // Whether it is, only the kernel's own list of mappings says.
+  std::ifstream maps("/proc/self/smaps");
+  char start[32];
+  std::snprintf(start, sizeof start, "%lx-", static_cast<unsigned long>(begin));
+  bool here = false;
+  std::uint64_t large_kib = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < 20 && line.find(' ') > line.find('-')) here = line.starts_with(start);
+    if (here && line.starts_with("ShmemPmdMapped:")) large_kib = std::strtoull(line.c_str() + 15, nullptr, 10);
+  }
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE
+  if (large_kib == 0 && madvise(memory.data(), kLarge, kCollapse) != 0) {
+    MESSAGE("NOT TESTED: this kernel makes no large pages of files in memory on demand (Linux 6.1), or has none left");
+    return;
+  }
+  CHECK(large_kib >= kLarge / 1024);
 }
 
 TEST_CASE("memory of ours is zeroed, page-aligned and has a descriptor") {
