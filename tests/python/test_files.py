@@ -298,6 +298,26 @@ def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
         ugds.open("file:")
 
 
+@pytest.mark.parametrize("query", ["", "?readonly=1", "?create=1"])
+def test_opening_a_pipe_waits_for_nobody(tmp_path: Path, query: str) -> None:
+    """Nor does a descriptor that only names it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_PATH)
+    program = (
+        "import sys, ugds\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: ugds.open(name)\n"
+        "    except ugds.Error as error: assert error.errno == 22 and 'neither a regular file' in str(error), error\n"
+        "    else: raise AssertionError(name)\n"
+    )
+    names = [uri(pipe, query), f"file:?fd={descriptor}"]
+    try:
+        subprocess.run([sys.executable, "-c", program, *names], check=True, timeout=60, pass_fds=[descriptor])
+    finally:
+        os.close(descriptor)
+
+
 def test_direct_may_be_demanded() -> None:
     path = Path(f"/dev/shm/ugds-demanded-{os.getpid()}")
     path.write_bytes(bytes(4096))
