@@ -267,7 +267,7 @@ def test_who_opens_the_driver_while_another_closes_it_has_it_open(tmp_path: Path
     memory = ctypes.create_string_buffer(100)
     for _ in range(10):
         cufile.call("cuFileDriverOpen")
-        first = [cufile.register(copy) for copy in copies][0]
+        first, *_ = [cufile.register(copy) for copy in copies]
         thread = threading.Thread(target=cufile.call, args=("cuFileDriverClose",))
         thread.start()
         while cufile.read(first, ctypes.addressof(memory), 100, 0) == 100:
