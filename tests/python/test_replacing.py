@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ugds
+from ugds._load import files, transfer
 from ugds._load.files import Source
 from ugds.safetensors import load_file, save_file
 
@@ -57,6 +59,50 @@ def test_only_files_are_replaced(folder: Path, kind: str, by_link: bool) -> None
         save_file(TENSORS, link if by_link else other)
     assert (other.lstat().st_mode, other.lstat().st_ino) == (before.st_mode, before.st_ino)
     assert sorted(os.listdir(folder)) == ["link", "other"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_file_is_on_the_disk_before_its_name_and_then_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    told: list[str] = []
+    fsync, replace, opened = os.fsync, os.replace, files.opened
+
+    def note_fsync(fd: int) -> None:
+        fsync(fd)
+        told.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else f"file of {os.fstat(fd).st_size}")
+
+    def note_replace(*names: str) -> None:
+        replace(*names)
+        told.append("name")
+
+    def note_opened(fd: int, direct: str) -> Any:
+        told.append(f"direct={direct}")
+        return opened(fd, direct)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    monkeypatch.setattr(files, "opened", note_opened)
+    save_file(TENSORS, tmp_path / "file", durable=durable)
+    size = (tmp_path / "file").stat().st_size
+    assert told == (["direct=auto", f"file of {size}", "name", "folder"] if durable else ["direct=off", "name"])
+
+
+def test_a_file_that_another_cuts_while_it_is_saved_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = transfer.write
+
+    def cut(*given: Any) -> None:
+        write(*given)
+        os.truncate(next(tmp_path.glob(".*.part")), 100)
+
+    save_file({}, tmp_path / "file")
+    monkeypatch.setattr(transfer, "write", cut)
+    with pytest.raises(ugds.Error, match="it has 100 bytes in place of"):
+        save_file(TENSORS, tmp_path / "file")
+    assert load_file(tmp_path / "file", framework="np") == {}
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_name_that_ends_with_a_slash_is_no_file(tmp_path: Path) -> None:

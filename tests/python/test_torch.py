@@ -419,6 +419,7 @@ def with_directory(path: Path, name: str, place: int) -> None:
         ((1 << 63) - 1, "a place that cannot be"),
         ((1 << 64) - 1, "a place that cannot be"),
         (0, "overlap"),
+        (1, "is not where the archive's directory says"),
     ],
 )
 def test_a_directory_that_says_another_place_is_not_followed(folder: Path, place: int, said: str) -> None:
@@ -426,6 +427,21 @@ def test_a_directory_that_says_another_place_is_not_followed(folder: Path, place
     with_directory(folder / "placed.pt", "data/1", place)
     with pytest.raises(InvalidFile, match=said):
         load(folder / "placed.pt")
+
+
+def test_a_record_that_the_file_has_no_room_for_is_refused(folder: Path) -> None:
+    path = folder / "roomy.pt"
+    save({"a": torch.arange(1000)}, path)
+    whole = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as file:
+        at = file.start_dir
+        for info in file.infolist():
+            if info.filename.endswith("data/0"):
+                struct.pack_into("<2I", whole, at + 20, len(whole), len(whole))
+            at += 46 + len(info.filename) + len(info.extra)
+    path.write_bytes(whole)
+    with pytest.raises(InvalidFile, match=r"the file ends within the record .*data/0"):
+        load(path)
 
 
 def test_records_that_overlap_are_refused(folder: Path) -> None:
