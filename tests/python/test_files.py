@@ -338,6 +338,50 @@ def test_a_file_that_may_not_be_written_is_read(path: Path) -> None:
     assert path.read_bytes() == b"y" * 4096
 
 
+@pytest.mark.parametrize("size", [1, 511, 5000, 8191, 100_001])
+def test_memory_beyond_the_end_of_the_file_stays_as_it_was(path: Path, way: str, size: int) -> None:
+    """Also where all is aligned, and a disk would give whole blocks."""
+    path.write_bytes(bytes(size))
+    with ugds.open(uri(path, way)) as device, ugds.empty("128KiB") as buffer:
+        view = np.frombuffer(memoryview(buffer), np.uint8)
+        view[:] = 0xAA
+        assert device.read(buffer) == size
+        assert (view[:size] == 0).all()
+        assert (view[size:] == 0xAA).all()
+        del view
+
+
+def dirty_pages(path: Path) -> int:
+    """Of a file, that are not on the disk, or not yet (cachestat, Linux 6.5)."""
+    found = (ctypes.c_uint64 * 5)()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syscall(451, descriptor, (ctypes.c_uint64 * 2)(), found, 0) != 0:
+            pytest.skip("this kernel does not tell which pages of a file are dirty")
+    finally:
+        os.close(descriptor)
+    return found[1] + found[2]
+
+
+@pytest.mark.parametrize("io", ["uring", "threads"])
+def test_what_is_durable_or_flushed_is_on_the_disk(path: Path, io: str) -> None:
+    path.write_bytes(b"")
+    try:
+        device = ugds.open(uri(path, f"?direct=off&io={io}"))
+    except ugds.Error as error:
+        pytest.skip(str(error))
+    with device, ugds.empty("64KiB") as buffer:
+        device.write(buffer)
+        if dirty_pages(path) == 0:
+            pytest.skip("this file system has no dirty pages")
+        device.flush()
+        assert dirty_pages(path) == 0
+        device.write(buffer)
+        assert dirty_pages(path) != 0
+        device.write(buffer, durable=True)
+        assert dirty_pages(path) == 0
+
+
 TOO_LARGE = """
 import resource, signal, sys, ugds
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
