@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -68,6 +69,12 @@ Backing find_backing(const void* address, std::uint64_t length) {
 }
 
 Descriptor make_shared_memory(std::uint64_t size, unsigned flags) {
+  // It counts as a file. Making one that is larger than the process may have would end it (SIGXFSZ).
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur) {
+    errno = EFBIG;
+    return {};
+  }
   Descriptor memory(memfd_create("ugds", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags));
   if (!memory || ftruncate(memory.get(), static_cast<off_t>(size)) != 0) return {};
   fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);

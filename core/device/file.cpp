@@ -71,6 +71,8 @@ FileDevice::FileDevice(std::string text, const Uri& uri) : uri_(std::move(text))
   std::string io;
   const file::Options options = options_of(uri, is_pool_, descriptor, io);
   wanted_ = io == "uring" ? Wanted::uring : io == "threads" ? Wanted::threads : Wanted::any;
+  // Here, for the words: when queues are made there is no room but for a status.
+  if (wanted_ == Wanted::uring) static_cast<void>(file::make_uring(1));
   if (is_pool_ || descriptor >= 0) {
     if (!uri.place.empty() || (is_pool_ && descriptor >= 0))
       fail(EINVAL, "open", "more than one of a path, fd= and pool=", "name one file");

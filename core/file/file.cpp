@@ -55,6 +55,15 @@ const char* name_of_file_system(long magic) {
   }
 }
 
+/// Before it is opened: opening a FIFO waits for who writes to it, and opening a device may set something going.
+void refuse_other_kinds(const std::string& name, mode_t mode) {
+  if (S_ISDIR(mode)) fail(EISDIR, "open", name + " is a directory", "name a file in it");
+  if (!S_ISREG(mode) && !S_ISBLK(mode)) {
+    fail(EINVAL, "open", name + " is neither a regular file nor a block device",
+         "use a file, a block device, or another scheme of URIs");
+  }
+}
+
 std::string again(int descriptor) { return "/proc/self/fd/" + std::to_string(descriptor); }
 
 }  // namespace
@@ -64,7 +73,8 @@ std::shared_ptr<File> File::open(const std::string& path, const Options& options
   auto file = std::make_shared<File>();
   const int common = O_CLOEXEC | O_NOCTTY | (options.create ? O_CREAT : 0);
   struct stat before {};
-  const bool is_block = ::stat(path.c_str(), &before) == 0 && S_ISBLK(before.st_mode);
+  const bool is_there = ::stat(path.c_str(), &before) == 0, is_block = is_there && S_ISBLK(before.st_mode);
+  if (is_there) refuse_other_kinds(path, before.st_mode);
   // O_EXCL without O_CREAT: a block device that is mounted, or part of another, is not to be written behind its back.
   const int exclusive = is_block ? O_EXCL : 0;
   int opened = -1;
@@ -89,6 +99,9 @@ std::shared_ptr<File> File::adopt(int descriptor, const Options& options) {
   const std::string name = "descriptor " + std::to_string(descriptor);
   const int flags = ::fcntl(descriptor, F_GETFL);
   if (flags < 0) fail(EBADF, "open", name + " is not open", "pass an open descriptor of a file or block device");
+  struct stat status {};
+  if (::fstat(descriptor, &status) != 0) refuse_open(name, errno);
+  refuse_other_kinds(name, status.st_mode);
   auto file = std::make_shared<File>();
   const bool may_read = (flags & O_ACCMODE) != O_WRONLY, may_write = (flags & O_ACCMODE) != O_RDONLY;
   if (options.readonly && !may_read) fail(EACCES, "open", name + " is open for writing only", "leave readonly=1 out");
@@ -113,11 +126,7 @@ void File::look(const std::string& name, int descriptor, const Options& options)
   struct stat status {};
   if (::fstat(descriptor, &status) != 0) refuse_open(name, errno);
   is_block_device_ = S_ISBLK(status.st_mode);
-  if (S_ISDIR(status.st_mode)) fail(EISDIR, "open", name + " is a directory", "name a file in it");
-  if (!S_ISREG(status.st_mode) && !is_block_device_) {
-    fail(EINVAL, "open", name + " is neither a regular file nor a block device",
-         "use a file, a block device, or another scheme of URIs");
-  }
+  refuse_other_kinds(name, status.st_mode);
   struct statfs system {};
   const bool known = ::fstatfs(descriptor, &system) == 0;
   kind_ = is_block_device_ ? "block device" : known ? name_of_file_system(system.f_type) : "a file system";

@@ -134,7 +134,9 @@ bool settle(Part& p) noexcept {
   }
   if ((result == -EINVAL || result == -EOPNOTSUPP) && p.way != Way::buffered && p.done == 0 &&
       r.file->buffered() >= 0) {
-    r.file->refuse_direct();
+    // Of the file nothing is known yet. What a process may write can end inside of a block (RLIMIT_FSIZE): that is
+    // refused as well, and the page cache will say why.
+    p.refused = true;
     p.way = Way::buffered;
     p.memory = p.wanted;
     p.offset = p.wanted_offset;
@@ -149,15 +151,17 @@ bool settle(Part& p) noexcept {
     p.done = p.bytes;
     return true;
   }
-  if (result == 0) {
-    if (r.kind == Kind::write) p.error = EIO;
-    return true;  // the end of the file
+  if (result == 0 && r.kind == Kind::write) {
+    p.error = EIO;
+    return true;
   }
   p.tries = 0;
   p.done += static_cast<std::uint64_t>(result);
-  // A direct read that ends inside a block has met the end of the file.
-  return p.done >= p.bytes ||
-         (r.kind == Kind::read && p.way != Way::buffered && p.done % r.file->offset_alignment() != 0);
+  // A read of nothing has met the end of the file, and so has a direct one that ends inside a block.
+  const bool is_over = result == 0 || p.done >= p.bytes ||
+                       (r.kind == Kind::read && p.way != Way::buffered && p.done % r.file->offset_alignment() != 0);
+  if (is_over && p.refused) r.file->refuse_direct();
+  return is_over;
 }
 
 void conclude(Request& r) noexcept {

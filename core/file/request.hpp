@@ -35,7 +35,8 @@ struct Part {
   Request* request = nullptr;
   Way way = Way::buffered;
   std::uint8_t tries = 0;
-  int result = 0;  ///< of the last time: bytes, or -errno
+  bool refused = false;  ///< by direct I/O; the page cache is asked in its place
+  int result = 0;        ///< of the last time: bytes, or -errno
   // The range that is asked for, and how much of it has been done.
   std::byte* memory = nullptr;
   std::uint64_t offset = 0, bytes = 0, done = 0;

@@ -123,6 +123,10 @@ HostMemory::HostMemory(std::uint64_t size) : size_(size), born_(fork_generation(
       fail(errno, "empty", "no file descriptor is left, of which every buffer needs one",
            "close files, or raise the limit (ulimit -n)");
     }
+    if (errno == EFBIG) {
+      fail(EFBIG, "empty", format_size(size) + " are more than a file of this process may have, and count as one",
+           "raise the limit (ulimit -f), or ask for less");
+    }
     fail(ENOMEM, "empty", "no memory for " + format_size(size), "free memory, or ask for less");
   }
   madvise(data_, mapped_, MADV_DONTFORK);

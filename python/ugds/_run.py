@@ -230,6 +230,8 @@ def run(command: Sequence[str], summary: bool, as_json: bool) -> int:
             raise CommandError(f"there is no program {command[0]}", status=127) from None
         except PermissionError:
             raise CommandError(f"{command[0]} may not be run", status=126) from None
+        except OSError as error:  # no program at all, or its arguments are too long
+            raise CommandError(f"{command[0]} cannot be run: {error.strerror}", status=126) from None
         with _signals_go_to(child):
             _watch(child, folder, ours)
         status = child.returncode if child.returncode >= 0 else 128 - child.returncode

@@ -109,6 +109,9 @@ static void write_configuration(const char* path, const char* text) {
   REQUIRE(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
 }
 
+#define SLABS(sizes, counts) \
+  "{\"properties\": {\"posix_pool_slab_size_kb\": " sizes ", \"posix_pool_slab_count\": " counts "}}"
+
 static void the_program_comes_before_the_environment_and_that_before_the_file(void) {
   char path[] = "cufile-json-XXXXXX";
   REQUIRE(mkstemp(path) >= 0);
@@ -146,11 +149,21 @@ static void the_program_comes_before_the_environment_and_that_before_the_file(vo
                                       "{\"properties\": {\"allow_compat_mode\": 1}}",
                                       "{\"logging\": {\"dir\": 1}}",
                                       "{\"properties\": {\"posix_pool_slab_size_kb\": [4]}}",
+                                      SLABS("[8, 4]", "[1, 1]"),
+                                      SLABS("[6]", "[1]"),
+                                      SLABS("[4]", "[0]"),
+                                      SLABS("[0]", "[1]"),
+                                      "[]",
+                                      "null",
+                                      "{\"properties\": [200]}",
                                       "{\"properties\": {\"max_direct_io_size_kb\": 65}}"};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
     write_configuration(path, wrong[i]);
     CHECK(cuFileDriverOpen().err == CU_FILE_DRIVER_INVALID_PROPS);
   }
+  setenv("CUFILE_ENV_PATH_JSON", "/", 1); /* a directory */
+  CHECK(cuFileDriverOpen().err == CU_FILE_DRIVER_INVALID_PROPS);
+  setenv("CUFILE_ENV_PATH_JSON", path, 1);
   unlink(path);
   CHECK(cuFileDriverOpen().err == CU_FILE_SUCCESS); /* a file that is not there says nothing */
   CHECK(cuFileDriverClose().err == CU_FILE_SUCCESS);

@@ -184,8 +184,22 @@ TEST_CASE("file: what the kernel answers to a part") {
     p->result = -EINVAL;
     CHECK_FALSE(file::settle(*p));
     CHECK(p->way == Way::buffered);
+    p->result = 512;
+    CHECK_FALSE(file::settle(*p));
+    CHECK(file->direct() >= 0);
+    p->result = static_cast<int>(p->bytes) - 512;
+    CHECK(file::settle(*p));
     CHECK(file->direct() == -1);
     CHECK(file->why_buffered().find("refused") != std::string::npos);
+  }
+  SUBCASE("what the page cache refuses as well says nothing of direct requests") {
+    Part* const p = plan_again();
+    p->result = -EINVAL;
+    CHECK_FALSE(file::settle(*p));
+    p->result = -EFBIG;
+    CHECK(file::settle(*p));
+    CHECK(p->error == EFBIG);
+    CHECK(file->direct() >= 0);
   }
   SUBCASE("an error is the request's, with what came before it") {
     r.offset = 100;

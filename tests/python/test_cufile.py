@@ -260,6 +260,46 @@ def test_threads_share_handles_and_buffers(tmp_path: Path, cufile: CuFile) -> No
     os.close(fd)
 
 
+def test_who_opens_the_driver_while_another_closes_it_has_it_open(tmp_path: Path) -> None:
+    cufile = CuFile()
+    fd = cf.open_file(tmp_path / "file", 4096)
+    copies = [os.dup(fd) for _ in range(200)]
+    memory = ctypes.create_string_buffer(100)
+    for _ in range(10):
+        cufile.call("cuFileDriverOpen")
+        first, *_ = [cufile.register(copy) for copy in copies]
+        thread = threading.Thread(target=cufile.call, args=("cuFileDriverClose",))
+        thread.start()
+        while cufile.read(first, ctypes.addressof(memory), 100, 0) == 100:
+            pass
+        # Of many files one is closed.
+        cufile.call("cuFileDriverOpen")
+        handle = cufile.register(fd)
+        assert cufile.read(handle, ctypes.addressof(memory), 100, 0) == 100
+        thread.join()
+        assert cufile.read(handle, ctypes.addressof(memory), 100, 0) == 100
+        assert cufile.library.cuFileUseCount() == 1
+        cufile.call("cuFileDriverClose")
+        assert cufile.library.cuFileUseCount() == 0
+    for descriptor in (fd, *copies):
+        os.close(descriptor)
+
+
+def test_a_vector_of_no_bytes_needs_a_file_all_the_same(tmp_path: Path, cufile: CuFile) -> None:
+    fd = cf.open_file(tmp_path / "file", 4096)
+    handle = cufile.register(fd)
+    nothing = cf.IOVec(None, 0)
+    for function in ("cuFileReadv", "cuFileWritev"):
+        vector = getattr(cufile.library, function)
+        assert vector(handle, ctypes.byref(nothing), 1, 0, 0) == 0
+        assert vector(handle, None, 0, 0, 0) == 0
+        assert vector(None, None, 0, 0, 0) == -5022
+    cufile.deregister(handle)
+    for function in ("cuFileReadv", "cuFileWritev"):
+        assert getattr(cufile.library, function)(handle, ctypes.byref(nothing), 1, 0, 0) == -5027
+    os.close(fd)
+
+
 NVML = """
 #include <string.h>
 int nvmlInit_v2(void) { return 0; }

@@ -221,6 +221,28 @@ def test_the_exit_status_is_the_programs() -> None:
     assert "for example: ugds run -- python app.py" in err
 
 
+def test_what_is_no_program_is_told_in_words(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    for content in ("echo no line says who reads this\n", "\x7fELF and nothing else"):
+        program.write_text(content)
+        program.chmod(0o755)
+        _, err = run("--", str(program), status=126)
+        assert f"{program} cannot be run: Exec format error" in err
+    _, err = run("--", f"{program}/in/it", status=126)
+    assert "Not a directory" in err
+
+
+def test_a_program_goes_on_where_there_is_no_room_for_its_counters(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(tmp_path)]).returncode != 0:
+        pytest.skip("nothing may be mounted here")
+    try:
+        (tmp_path / "all of it").write_bytes(bytes(16 << 10))
+        made = _run.environment(cf.OURS, tmp_path, os.environ)
+        assert subprocess.run(["sh", "-c", "exit 5"], env=made).returncode == 5
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 def test_who_ends_the_command_ends_the_program(tmp_path: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     process = start("--", sys.executable, "-c", program)

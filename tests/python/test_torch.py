@@ -10,6 +10,8 @@ import io
 import os
 import pickle
 import re
+import resource
+import struct
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -387,6 +389,90 @@ def test_a_checkpoint_with_wrong_records_is_refused(folder: Path, change: Any, s
     rewritten(folder / "right.pt", folder / "wrong.pt", change)
     with pytest.raises(InvalidFile, match=said):
         load(folder / "wrong.pt")
+
+
+def with_directory(path: Path, name: str, place: int) -> None:
+    """The archive's directory says that a record is somewhere else, by 64 bits."""
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        infos, start = archive.infolist(), archive.start_dir
+    made = whole[:start]
+    at = start
+    for info in infos:
+        length, extra = struct.unpack_from("<HH", whole, at + 28)
+        entry = bytearray(whole[at : at + 46 + length])
+        more = b""
+        if info.filename.endswith(name):
+            struct.pack_into("<I", entry, 42, 0xFFFFFFFF)
+            more = struct.pack("<HHQ", 1, 8, place)
+        struct.pack_into("<H", entry, 30, len(more))
+        made += entry + more
+        at += 46 + length + extra
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, len(infos), len(infos), len(made) - start, start, 0)
+    path.write_bytes(made + end)
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        (1 << 40, "a place that cannot be"),
+        ((1 << 63) - 1, "a place that cannot be"),
+        ((1 << 64) - 1, "a place that cannot be"),
+        (0, "overlap"),
+        (1, "is not where the archive's directory says"),
+    ],
+)
+def test_a_directory_that_says_another_place_is_not_followed(folder: Path, place: int, said: str) -> None:
+    save({"a": torch.arange(1000), "b": torch.ones(30)}, folder / "placed.pt")
+    with_directory(folder / "placed.pt", "data/1", place)
+    with pytest.raises(InvalidFile, match=said):
+        load(folder / "placed.pt")
+
+
+def test_a_record_that_the_file_has_no_room_for_is_refused(folder: Path) -> None:
+    path = folder / "roomy.pt"
+    save({"a": torch.arange(1000)}, path)
+    whole = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as file:
+        at = file.start_dir
+        for info in file.infolist():
+            if info.filename.endswith("data/0"):
+                struct.pack_into("<2I", whole, at + 20, len(whole), len(whole))
+            at += 46 + len(info.filename) + len(info.extra)
+    path.write_bytes(whole)
+    with pytest.raises(InvalidFile, match=r"the file ends within the record .*data/0"):
+        load(path)
+
+
+def test_records_that_overlap_are_refused(folder: Path) -> None:
+    """Where one lies in another there would be no bytes for the rest of it."""
+    path = folder / "overlap.pt"
+    save({"a": torch.arange(1000), "b": torch.ones(30)}, path)
+    with zipfile.ZipFile(path) as file:
+        place = next(info.header_offset for info in file.infolist() if info.filename.endswith("data/0"))
+    with_directory(path, "data/1", place)
+    with pytest.raises(InvalidFile, match="overlap"):
+        load(path)
+
+
+def test_a_record_is_not_expanded_before_it_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(name: str, content: bytes) -> tuple[str, bytes, int]:
+        return name, content, zipfile.ZIP_DEFLATED if name.endswith("byteorder") else zipfile.ZIP_STORED
+
+    save({"a": torch.arange(3)}, folder / "right.pt")
+    rewritten(folder / "right.pt", folder / "deflated.pt", change)
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(InvalidFile, match="byteorder is compressed"):
+        load(folder / "deflated.pt")
+
+
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x02", b"p50000000\n"])
+def test_a_few_bytes_of_a_pickle_take_no_memory(put: bytes) -> None:
+    """Python's own unpickler makes room for as many objects as the largest number says."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidFile, match="remembers 50"):
+        archive.scan(b"\x80\x02N" + put + b".", "a file")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
 
 
 def test_storages_are_told_apart_by_their_keys(folder: Path) -> None:

@@ -16,7 +16,7 @@ struct Configuration::Contents {
   Json json;
   const Json* find(const char* group, const char* name) const {
     const auto outer = json.find(group);
-    if (outer == json.end() || !outer->is_object()) return nullptr;
+    if (outer == json.end()) return nullptr;
     const auto inner = outer->find(name);
     return inner == outer->end() ? nullptr : &*inner;
   }
@@ -43,10 +43,17 @@ Configuration::Configuration() : contents_(std::make_unique<Contents>()) {
   if (path_.empty()) return;
   try {
     contents_->json = Json::parse(file, nullptr, true, true);
-  } catch (const Json::exception& error) {
+  } catch (const std::exception& error) {  // also what reading it says, as of a directory
     fail(EINVAL, "configuration", path_ + " is not JSON: " + error.what(),
          "correct the file, or name another by "
          "CUFILE_ENV_PATH_JSON");
+  }
+  if (!contents_->json.is_object())
+    fail(EINVAL, "configuration", path_ + " is JSON, and no object", "put the parameters into { and }");
+  for (const char* group : {"execution", "logging", "miscellaneous", "profile", "properties"}) {
+    const auto found = contents_->json.find(group);
+    if (found == contents_->json.end() || found->is_object()) continue;
+    fail(EINVAL, "configuration", path_ + ": " + group + " is not an object of parameters", "correct the file");
   }
 }
 

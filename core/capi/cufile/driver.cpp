@@ -23,6 +23,20 @@ CUfileError_t refuse_closed(const char* operation) {
   return refuse(operation, CU_FILE_DRIVER_NOT_INITIALIZED, "the driver is not open", "call cuFileDriverOpen() first");
 }
 
+/// Ends a close, however it went: who waits to open goes on.
+struct Settling {
+  explicit Settling(std::atomic<bool>& closing) : closing_(closing) {}
+  ~Settling() {
+    closing_.store(false);
+    closing_.notify_all();
+  }
+  Settling(const Settling&) = delete;
+  Settling& operator=(const Settling&) = delete;
+
+ private:
+  std::atomic<bool>& closing_;
+};
+
 unsigned narrow(std::size_t value) { return static_cast<unsigned>(std::min<std::size_t>(value, UINT_MAX)); }
 
 }  // namespace
@@ -35,6 +49,7 @@ void Driver::prepare_for_fork() {
              [] {
                // What was open is the parent's.
                the_driver.value.open_.store(false);
+               the_driver.value.closing_.store(false);
                the_driver.value.count_ = 0;
                the_driver.value.lock_.unlock();
              }});
@@ -57,7 +72,7 @@ void Driver::open_locked() {
 CUfileError_t Driver::open() {
   const CUfileError_t opened = guarded("driver open", [&] {
     prepare_for_fork();
-    const std::lock_guard guard(lock_);
+    const auto guard = lock_settled();
     if (!is_open()) open_locked();
     ++count_;
     return answer(CU_FILE_SUCCESS);
@@ -67,23 +82,34 @@ CUfileError_t Driver::open() {
 }
 
 void Driver::need() {
-  if (is_open()) return;
+  if (is_open() && !closing_.load(std::memory_order_acquire)) return;
   prepare_for_fork();
-  const std::lock_guard guard(lock_);
+  const auto guard = lock_settled();
   if (!is_open()) open_locked();
+}
+
+std::unique_lock<std::mutex> Driver::lock_settled() {
+  for (;;) {
+    std::unique_lock guard(lock_);
+    if (!closing_.load(std::memory_order_relaxed)) return guard;
+    guard.unlock();
+    closing_.wait(true);
+  }
 }
 
 CUfileError_t Driver::close() {
   return guarded("driver close", [&] {
     {
-      const std::lock_guard guard(lock_);
+      const auto guard = lock_settled();
       if (!is_open()) return refuse_closed("driver close");
       if (count_ > 1) {
         --count_;
         return answer(CU_FILE_SUCCESS);
       }
+      closing_.store(true, std::memory_order_release);
     }
     // Not under the lock: closing waits, and takes locks that a fork takes before it.
+    const Settling settling(closing_);
     if (!close_all_files() || !close_all_buffers()) {
       return refuse("driver close", CU_FILE_DRIVER_CLOSING, "requests are running",
                     "wait for them before the driver is closed");

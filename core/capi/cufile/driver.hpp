@@ -48,9 +48,12 @@ class Driver {
   static CUfileError_t refuse_open();
   static void prepare_for_fork();
   void open_locked();
+  /// The lock, when no close is under way: what that still closes is not to be of somebody who has just opened.
+  std::unique_lock<std::mutex> lock_settled();
 
   std::mutex lock_;
   std::atomic<bool> open_{false};
+  std::atomic<bool> closing_{false};  ///< set under the lock
   long count_ = 0;
   std::unique_ptr<Staged> staged_;
   std::unique_ptr<Parameters> parameters_;

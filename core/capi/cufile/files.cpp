@@ -182,6 +182,7 @@ CUfileError_t open_file(CUfileHandle_t* fh, const CUfileDescr_t& descr) {
   try {
     open_device(file, opening);
   } catch (...) {
+    file.opened.reset();
     give_slot_back(slot);
     throw;
   }

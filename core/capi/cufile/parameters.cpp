@@ -101,10 +101,22 @@ Parameters::Slabs slabs_in(const Configuration& file, const char* sizes, const c
          file.path() + ": properties." + sizes + " and properties." + counts + " are not equally long",
          "give one count for each size");
   }
+  if (!are_in_order(slabs.sizes.data(), slabs.counts.data(), slabs.sizes.size())) {
+    fail(EINVAL, "configuration",
+         file.path() + ": properties." + sizes + " are not multiples of 4 that ascend, or a count is 0",
+         "correct the file");
+  }
   return slabs;
 }
 
 }  // namespace
+
+bool are_in_order(const std::size_t* sizes, const std::size_t* counts, std::size_t length) {
+  for (std::size_t i = 0; i < length; ++i) {
+    if (sizes[i] == 0 || sizes[i] % 4 != 0 || counts[i] == 0 || (i != 0 && sizes[i] <= sizes[i - 1])) return false;
+  }
+  return true;
+}
 
 Limits limits_of(int parameter) { return kSizes[parameter].limits; }
 

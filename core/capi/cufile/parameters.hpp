@@ -42,6 +42,9 @@ struct Limits {
 /// The limits of a parameter in the library's own numbers; `parameter` is one.
 Limits limits_of(int parameter);
 
+/// Whether sizes of slabs are whole pages, in KiB, that ascend, and no count is 0.
+bool are_in_order(const std::size_t* sizes, const std::size_t* counts, std::size_t length);
+
 /// The values as they would be taken now. Throws Failure(EINVAL) where the environment or the file is malformed.
 Parameters resolve(const Staged& staged);
 /// Throws Failure(ERANGE) where a value is outside its limits.

@@ -45,7 +45,8 @@ void map_page() {
   // A program that this one becomes by exec goes on in the same file.
   const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file < 0) return;
-  if (ftruncate(file, sizeof(RunPage)) == 0) {
+  // With its blocks: where the file system is full, a page of a hole would end the program when it is written to.
+  if (posix_fallocate(file, 0, sizeof(RunPage)) == 0) {
     void* const mapped = mmap(nullptr, sizeof(RunPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (mapped != MAP_FAILED) {
       auto* const shared = static_cast<RunPage*>(mapped);

@@ -30,8 +30,7 @@ CUfileError_t set_slabs(std::optional<Slabs> Staged::*which, const std::size_t* 
   constexpr int kMost = 256;
   if (sizes == nullptr || counts == nullptr || length <= 0 || length > kMost)
     return refuse("parameter", CU_FILE_INVALID_VALUE, "null arrays, or a length that is not 1 to 256");
-  for (int i = 0; i < length; ++i) {
-    if (sizes[i] != 0 && sizes[i] % 4 == 0 && counts[i] != 0 && (i == 0 || sizes[i] > sizes[i - 1])) continue;
+  if (!are_in_order(sizes, counts, static_cast<std::size_t>(length))) {
     return refuse("parameter", CU_FILE_INVALID_VALUE,
                   "a size that is no multiple of 4 KiB or does not ascend, or a "
                   "count of 0");

@@ -138,8 +138,10 @@ namespace {
 ssize_t transfer_vector(Opcode opcode, CUfileHandle_t fh, const CUfileIOVec_t* vector, std::size_t count,
                         off_t file_offset, unsigned flags) {
   const char* const name = engine::operation_name(opcode);
-  if (flags != 0 || count > IOV_MAX || (vector == nullptr && count != 0))
-    return refuse_moved(name, CU_FILE_INVALID_VALUE, "a null vector, more than IOV_MAX pieces, or flags");
+  if (fh == nullptr || flags != 0 || count > IOV_MAX || (vector == nullptr && count != 0))
+    return refuse_moved(name, CU_FILE_INVALID_VALUE, "a null handle or vector, more than IOV_MAX pieces, or flags");
+  // Of no bytes: what is wrong with the handle is told all the same.
+  if (const int code = FileUse(fh).refuse(opcode); code != CU_FILE_SUCCESS) return -code;
   Moved done = 0;
   for (const CUfileIOVec_t* piece = vector; piece != vector + count; ++piece) {
     if (piece->len == 0) continue;

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import bisect
 import io
+import itertools
 import pickle
+import pickletools
 import struct
 import zipfile
 from typing import IO, Any, NamedTuple, cast
@@ -22,6 +24,7 @@ _PICKLE = "data.pkl"
 #: behind.
 _LOCAL = 30
 _ALIGN = 64
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
 _OTHERWISE = "what to do: torch.load() reads the files of other times, and torch.jit.load() those of TorchScript"
 
 
@@ -42,7 +45,10 @@ def read(file: IO[bytes] | Skeleton, path: str) -> Archive:
     try:
         with zipfile.ZipFile(cast(IO[bytes], file)) as archive:
             return _read(archive, file, path)
-    except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except InvalidFile:
+        raise
+    # What zipfile raises where it meets what no archive has: it checks few of the numbers and names that it reads.
+    except (zipfile.BadZipFile, struct.error, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise _invalid(path, f"{error}; {_OTHERWISE}") from None
 
 
@@ -56,19 +62,26 @@ def _read(archive: zipfile.ZipFile, file: IO[bytes] | Skeleton, path: str) -> Ar
     folder = pickles[0].removesuffix(_PICKLE)
     if f"{folder}constants.pkl" in found:
         raise _invalid(path, f"it is TorchScript; {_OTHERWISE}")
-    order = found.get(f"{folder}byteorder")
-    if order is not None and archive.read(order) != b"little":
-        raise _invalid(path, f"its bytes are in another order than this machine's; {_OTHERWISE}")
     end = file.seek(0, io.SEEK_END)
-    records = {}
+    records, spans = {}, []
     for name, info in found.items():
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
             raise _invalid(path, f"the record {name} is compressed or encrypted, which torch.save does not do")
+        if info.compress_size != info.file_size or not 0 <= info.header_offset <= end - _LOCAL:
+            raise _invalid(path, f"the record {name} has sizes or a place that cannot be")
+        start = _start(file, info, path)
+        if start + info.file_size > end:
+            raise _invalid(path, f"the file ends within the record {name}")
+        spans.append((info.header_offset, start + info.file_size, name))
         if name.startswith(f"{folder}data/"):
-            start = _start(file, info, path)
-            if start + info.file_size > end:
-                raise _invalid(path, f"the file ends within the record {name}")
             records[name.removeprefix(f"{folder}data/")] = Item(start, info.file_size, _ALIGN)
+    spans.sort()
+    for (_, stop, first), (begin, _, second) in itertools.pairwise(spans):
+        if begin < stop:
+            raise _invalid(path, f"the records {first} and {second} overlap")
+    order = found.get(f"{folder}byteorder")
+    if order is not None and archive.read(order) != b"little":
+        raise _invalid(path, f"its bytes are in another order than this machine's; {_OTHERWISE}")
     return Archive(archive.read(pickles[0]), records)
 
 
@@ -118,6 +131,10 @@ def scan(data: bytes, path: str) -> list[Stored]:
     nothing is called. Raises InvalidFile."""
     scanner = _Scanner(io.BytesIO(data))
     try:
+        for opcode, argument, _ in pickletools.genops(data):
+            # What is remembered is numbered in order. The unpickler makes room up to any number that is written there.
+            if opcode.name in _PUTS and not 0 <= (argument or 0) <= len(data):
+                raise pickle.UnpicklingError(f"it remembers {argument} things in {len(data)} bytes")
         scanner.load()
     except Exception as error:
         raise _invalid(path, f"its pickle cannot be read: {error}") from None

@@ -6,9 +6,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 
 import ugds
@@ -25,15 +26,17 @@ class Source:
     def __init__(self, path: Path) -> None:
         """Raises OSError (FileNotFoundError, IsADirectoryError and so on)."""
         self.path = os.fspath(path)
-        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        # Without O_NONBLOCK opening a FIFO waits for who writes to it.
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._lock = threading.Lock()
         self._stack = ExitStack()
         self._stack.callback(os.close, self.fd)
         self._device: Device | None = None
         try:
-            if os.path.isdir(self.path):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
-            self.size = os.fstat(self.fd).st_size
+            found = os.fstat(self.fd)
+            refuse_other_kinds(found.st_mode, self.path)
+            os.set_blocking(self.fd, True)
+            self.size = found.st_size
         except BaseException:
             self._stack.close()
             raise
@@ -104,13 +107,18 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
     durable: it and its name are on the disk then, and it is written by O_DIRECT where the file system has it. Otherwise
     it is written to the page cache. Raises OSError, and `ugds.Error` (ENOSPC, EIO and others)."""
     target = os.path.realpath(path)  # a link stays, and what it points to is replaced
+    if not os.path.basename(path):
+        raise IsADirectoryError(errno.EISDIR, "it names a directory, and no file in it", os.fspath(path))
+    replaced = found_at(target)
     folder = os.path.dirname(target)
-    temporary = os.path.join(folder, f".{os.path.basename(target)[:200]}.{secrets.token_hex(6)}.part")
+    shortened = os.fsencode(os.path.basename(target))[:200].decode(errors="ignore")  # 255 bytes are the most
+    temporary = os.path.join(folder, f".{shortened}.{secrets.token_hex(6)}.part")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with ExitStack() as stack:
             stack.callback(os.close, fd)
-            keep_mode(fd, target)
+            if replaced is not None:
+                keep_owner(fd, replaced)
             # Its size first: writes that make a file longer wait for each other.
             os.ftruncate(fd, size)
             with opened(fd, "auto" if durable else "off") as device:
@@ -130,13 +138,36 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
         sync_folder(folder)
 
 
-def keep_mode(fd: int, target: str) -> None:
-    """The new file may be read and written by whom the old one was."""
+def refuse_other_kinds(mode: int, path: str) -> None:
+    """Raises OSError for what is no regular file, by its mode."""
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a socket, and has to be a regular file", path)
+
+
+def found_at(target: str) -> os.stat_result | None:
+    """The file that is to be replaced, if there is one. Raises OSError for what is none: a device, say, would be gone
+    with all that others write to it."""
     try:
         found = os.stat(target)
     except FileNotFoundError:
-        return
-    os.fchmod(fd, found.st_mode & 0o777)
+        return None
+    refuse_other_kinds(found.st_mode, target)
+    return found
+
+
+def keep_owner(fd: int, replaced: os.stat_result) -> None:
+    """The new file may be read and written by whom the old one was, and by nobody else: what its group was allowed is
+    not for another group, where the owner may not be given away."""
+    mode = replaced.st_mode & 0o777
+    os.fchmod(fd, 0o600)  # until it has its owner
+    for uid, gid in ((-1, replaced.st_gid), (replaced.st_uid, -1)):
+        with suppress(PermissionError):
+            os.fchown(fd, uid, gid)
+    if os.fstat(fd).st_gid != replaced.st_gid:
+        mode &= ~0o070 | (mode & 0o007) << 3
+    os.fchmod(fd, mode)
 
 
 def sync_folder(folder: str) -> None:

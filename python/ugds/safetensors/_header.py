@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -154,10 +155,12 @@ def _entry(name: str, given: Any, path: str) -> Entry:
         raise _invalid(path, f'tensor "{name}" has a shape that is not a list of numbers: {_shown(shape)}')
     if not _numbers(place) or len(place) != 2 or place[1] < place[0]:
         raise _invalid(path, f'tensor "{name}" has data_offsets that are not two numbers in order: {_shown(place)}')
-    bits = BITS[dtype]
+    # Also of no elements: libraries of tensors reckon with the others' product.
+    bits = most = BITS[dtype]
     for size in shape:
         bits *= size
-        if bits >= _OVERFLOW:
+        most *= max(1, size)
+        if most >= _OVERFLOW:
             raise _invalid(path, f'tensor "{name}" has a shape of more than 2^64 bits: {_shown(shape)}')
     if bits % 8:
         raise _invalid(path, f'tensor "{name}", {dtype} of shape {_shown(shape)}, does not end with a byte')
@@ -177,8 +180,7 @@ def _numbers(given: Any) -> bool:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in made if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{_shown(twice)} comes twice")
     return made
 
