@@ -263,7 +263,7 @@ def test_what_the_environment_says_already_stays() -> None:
     assert made["KVIKIO_COMPAT_MODE"] == "AUTO"
     assert made["UGDS_RUN_DIR"] == "/folder"
     bare = _run.environment(cf.OURS, Path("/folder"), {})
-    assert bare["LD_PRELOAD"] == str(cf.OURS)
+    assert bare["LD_PRELOAD"] == f"{cf.OURS}:{cf.OURS.parent}/libugds_redirect.so"
     assert (bare.get("KVIKIO_COMPAT_MODE") == "OFF") != Path("/run/udev").is_dir()
     if not Path("/etc/cufile.json").exists():
         assert Path(bare["CUFILE_ENV_PATH_JSON"]).is_file()
