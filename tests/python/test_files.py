@@ -71,7 +71,11 @@ EDGES = st.one_of(
 )
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["read", "write", "write", "durable", "batch", "truncate"]), EDGES, EDGES, EDGES, st.integers(0, 1 << 32)
+        st.sampled_from(["read", "write", "write", "durable", "batch", "truncate"]),
+        EDGES,
+        EDGES,
+        EDGES,
+        st.integers(0, 1 << 32),
     ),
     min_size=1,
     max_size=12,
