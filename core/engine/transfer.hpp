@@ -53,6 +53,7 @@ enum class Refusal : std::uint8_t {
   cancelled,    ///< by its caller, before it was staged
   interrupted,  ///< its caller went away while it was in flight
   in_doubt,     ///< a flush, after a reset that may have lost what was written before
+  whole_blocks,  ///< a write of a part of a block, to a file that takes whole ones alone
   staged,       ///< its registration is staged for this device, which its way in does not do
 };
 
