@@ -381,6 +381,7 @@ def test_a_direct_descriptor_that_cannot_be_opened_again_takes_whole_blocks_alon
         "with ugds.open(f'file:?fd={descriptor}') as device, ugds.empty('3MiB') as buffer:\n"
         "    assert 'whole blocks of' in device.info.access, device.info\n"
         "    assert device.read(buffer, 1000, 100_000) == 100_000\n"
+        "    numpy.frombuffer(buffer, 'u1')[:] = 0\n"
         "    for offset, size in ((1000, 3000), (1000, 100_000), (1000, 2 << 20), (4096, (2 << 20) + 1)):\n"
         "        refused(lambda: device.write(buffer, offset, size))\n"
         "    with device.batch(4) as batch:\n"
