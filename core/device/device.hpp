@@ -70,10 +70,10 @@ struct Medium {
 
 /// The file that a position of a bytewise device lies in.
 struct Place {
-  std::string name{};  ///< as URIs name it
-  std::uint64_t end = 0;          ///< where it ends now, on the device
-  bool is_fixed = false;          ///< it does not grow
-  std::string why_one_way{};      ///< as Medium has it
+  std::string name{};         ///< as URIs name it
+  std::uint64_t end = 0;      ///< where it ends now, on the device
+  bool is_fixed = false;      ///< it does not grow
+  std::string why_one_way{};  ///< as Medium has it
 };
 
 class Device {

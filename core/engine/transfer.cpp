@@ -213,8 +213,9 @@ void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusa
       error.code = EINVAL;
       set_cause(error, "a write to this file must be of whole blocks of %u bytes, and nothing was written: %s",
                 handle.geometry().write_mask + 1, handle.device().medium().why_whole.c_str());
-      return set_hint(error, "open it where it may be opened by its path, pass a descriptor without O_DIRECT, or write "
-                             "whole blocks");
+      return set_hint(error,
+                      "open it where it may be opened by its path, pass a descriptor without O_DIRECT, or write "
+                      "whole blocks");
     case Refusal::beyond_device:
       error.code = ERANGE;
       set_cause(error, "the range ends beyond the device, which has %llu bytes", number(handle.geometry().capacity));

@@ -345,7 +345,7 @@ nb::dict info(const PyDevice& device) {
   fields["medium"] = medium.kind;
   fields["io"] = medium.io;
   fields["why_buffered"] = medium.why_buffered;
-  fields["access"] = medium.kind.empty()               ? ""
+  fields["access"] = medium.kind.empty()           ? ""
                      : !medium.why_one_way.empty() ? medium.why_one_way
                      : medium.write_unit != 1
                          ? "written in whole blocks of " + std::to_string(medium.write_unit) + ": " + medium.why_whole

@@ -678,3 +678,54 @@ def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(monkeypat
     with pytest.raises(ugds.Error, match="another file has its name now") as raised:
         load_files(paths, framework="np")
     assert (raised.value.errno, raised.value.device) == (errno.ESTALE, str(paths[-1]))
+
+
+def test_a_file_that_is_something_else_is_named() -> None:
+    path = FOLDER / "other"
+    whole = FOLDER / "whole"
+    save_file({"a": np.zeros(1000, "u1")}, whole)
+    for data, words in (
+        (b"", "it is cut off"),
+        (whole.read_bytes()[:40], "the file ends after .*it is cut off"),
+        (whole.read_bytes()[:-1], "behind its header are 999: it is cut off"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\n<!DOCTYPE html><html></html>", "a web page"),
+        (b"PK\3\4" + bytes(1000), "ugds.torch.load"),
+        (b"\xff" * 1000, "its header is said to have 18446744073709551615 bytes"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InvalidFile, match=words):
+            load_file(path, framework="np")
+
+
+def test_saving_looks_at_its_target_first_and_names_it(tmp_path: Path) -> None:
+    arrays = {"a": np.zeros(1000, "u1")}
+    missing = tmp_path / "none" / "file"
+    with pytest.raises(FileNotFoundError, match=rf"a new file in {tmp_path}/none") as raised:
+        save_file(arrays, missing)
+    assert raised.value.filename == str(missing)
+    with pytest.raises(IsADirectoryError):
+        save_file(arrays, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_finds_no_room_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_file({"a": np.zeros(1000, "u1")}, path)
+    before = path.read_bytes()
+    script = (
+        "import errno, resource, signal, sys, numpy as np, ugds\n"
+        "from ugds._load import files\n"
+        "from ugds.safetensors import save_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "arrays = {'a': np.zeros(4 << 20, 'u1')}\n"
+        "files.os.ftruncate = lambda fd, size: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    save_file(arrays, sys.argv[1], durable=False)\n"
+        "except ugds.Error as error:\n"
+        "    print(error.errno == errno.EFBIG, error.device == sys.argv[1], '.part' in str(error), error.hint[-19:])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True False before is as it was\n", done.stderr
+    assert [path.read_bytes()] == [before]
+    assert list(tmp_path.iterdir()) == [path]

@@ -251,8 +251,7 @@ int FileUse::fit(nvme::Opcode opcode, std::uint64_t offset, std::uint64_t& size)
     size = offset < kSpan ? kSpan - offset : 0;
     return 0;
   }
-  explain(engine::operation_name(opcode), EFBIG,
-          "the range goes beyond 16 TiB, the most of a file that is reached");
+  explain(engine::operation_name(opcode), EFBIG, "the range goes beyond 16 TiB, the most of a file that is reached");
   return EFBIG;
 }
 

@@ -113,10 +113,11 @@ RunPage& run_page() { return *page.load(std::memory_order_relaxed); }
 void tell_if_uncounted() {
   const int error = uncounted.exchange(0);
   if (error == 0) return;
-  std::fprintf(stderr,
-               "ugds run: process %d uses uGDS and cannot be counted: a file in %s could not be made (%s). What it does "
-               "is in no summary.\n",
-               getpid(), environment("UGDS_RUN_DIR"), std::strerror(error));
+  std::fprintf(
+      stderr,
+      "ugds run: process %d uses uGDS and cannot be counted: a file in %s could not be made (%s). What it does "
+      "is in no summary.\n",
+      getpid(), environment("UGDS_RUN_DIR"), std::strerror(error));
 }
 
 void look_for_another() {

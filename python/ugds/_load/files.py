@@ -174,9 +174,16 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
         raise IsADirectoryError(errno.EISDIR, "it names a directory, and no file in it", os.fspath(path))
     replaced = found_at(target)
     folder = os.path.dirname(target)
+    if os.path.isdir(target):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     shortened = os.fsencode(os.path.basename(target))[:200].decode(errors="ignore")  # 255 bytes are the most
     temporary = os.path.join(folder, f".{shortened}.{secrets.token_hex(6)}.part")
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        # The name is ours: what is missing, or may not be written to, is the folder.
+        words = f"{os.strerror(error.errno or 0)} (a new file in {folder})"
+        raise OSError(error.errno, words, os.fspath(path)) from None
     try:
         with ExitStack() as stack:
             stack.callback(os.close, fd)
@@ -194,8 +201,12 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
             if durable:
                 os.fsync(fd)  # the size as well, which fdatasync may leave out
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, ugds.Error) and temporary in error.device:
+            hint = "; ".join([*([error.hint] if error.hint else []), "what had the name before is as it was"])
+            range_ = error.offset, error.length, error.completed
+            raise failure(error.errno or errno.EIO, error.operation, target, error.cause, hint, *range_) from None
         raise
     if durable:
         sync_folder(folder)
