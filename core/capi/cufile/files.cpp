@@ -239,9 +239,9 @@ int FileUse::fit(nvme::Opcode opcode, std::uint64_t offset, std::uint64_t& size)
   if (file_->opened == nullptr) return 0;
   constexpr std::uint64_t kSpan = device::FileDevice::kFileSpan;
   if (opcode == nvme::Opcode::write && ((offset | size) & (file_->opened->write_unit() - 1)) != 0) {
-    const std::string cause = "a write to this file must be of whole blocks of " +
-                              std::to_string(file_->opened->write_unit()) +
-                              " bytes, and nothing was written: " + file_->opened->why_whole();
+    std::string cause("a write to this file must be of whole blocks of ");
+    cause.append(std::to_string(file_->opened->write_unit())).append(" bytes, and nothing was written: ");
+    cause.append(file_->opened->why_whole());
     explain("write", EINVAL, cause.c_str(), "register a descriptor without O_DIRECT, or write whole blocks");
     return EINVAL;
   }

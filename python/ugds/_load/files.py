@@ -73,7 +73,7 @@ class Source:
         with self._lock:
             self._users -= 1
             if self._users == 0 and not self.keeps_device:
-                return self.rest()
+                self.rest()
         if self.keeps_device:
             _keep(self)
 
@@ -174,8 +174,6 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
         raise IsADirectoryError(errno.EISDIR, "it names a directory, and no file in it", os.fspath(path))
     replaced = found_at(target)
     folder = os.path.dirname(target)
-    if os.path.isdir(target):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     shortened = os.fsencode(os.path.basename(target))[:200].decode(errors="ignore")  # 255 bytes are the most
     temporary = os.path.join(folder, f".{shortened}.{secrets.token_hex(6)}.part")
     try:
@@ -203,7 +201,7 @@ def replacing(path: Path, size: int, durable: bool) -> Iterator[Device]:
         os.replace(temporary, target)
     except BaseException as error:
         os.unlink(temporary)
-        if isinstance(error, ugds.Error) and temporary in error.device:
+        if isinstance(error, ugds.Error) and temporary in getattr(error, "device", ""):
             hint = "; ".join([*([error.hint] if error.hint else []), "what had the name before is as it was"])
             range_ = error.offset, error.length, error.completed
             raise failure(error.errno or errno.EIO, error.operation, target, error.cause, hint, *range_) from None

@@ -60,8 +60,8 @@ class Content(NamedTuple):
 
 
 def read(pieces: Iterable[Piece], advance: Advance, count: int) -> None:
-    """count: of the pieces. Takes each piece when a thread is free for it. Raises `ugds.Error` of the first that failed; EIO where the file
-    ended before."""
+    """Takes each piece, of `count`, when a thread is free for it. Raises `ugds.Error` of the first that failed; EIO
+    where the file ended before."""
 
     def one(piece: Piece) -> None:
         file, device, buffer, offset, size, place, ended = piece

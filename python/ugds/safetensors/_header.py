@@ -70,17 +70,15 @@ def read(source: Source) -> Header:
     """Raises InvalidFile."""
     length = source.head(_LENGTH)
     if len(length) < _LENGTH:
-        raise _invalid(
-            source.path, f"it has {len(length)} bytes, and begins with eight that are the header's length: {CUT}"
-        )
+        what = f"it has {len(length)} bytes, and begins with eight that are the header's length"
+        raise _invalid(source.path, f"{what}: {CUT}")
     size = int.from_bytes(length, "little")
     if size > LARGEST:
         raise _invalid(source.path, _mistaken(source.head(512)) or _TOO_LARGE.format(size, LARGEST))
     text = source.head(size, _LENGTH)
     if len(text) < size:
-        raise _invalid(
-            source.path, f"its header is said to have {size} bytes, and the file ends after {len(text)}: {CUT}"
-        )
+        what = f"its header is said to have {size} bytes, and the file ends after {len(text)}"
+        raise _invalid(source.path, _mistaken(source.head(512)) or f"{what}: {CUT}")
     return parse(text, source.size - _LENGTH - size, source.path)
 
 
