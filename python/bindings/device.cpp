@@ -345,11 +345,13 @@ nb::dict info(const PyDevice& device) {
   fields["medium"] = medium.kind;
   fields["io"] = medium.io;
   fields["why_buffered"] = medium.why_buffered;
-  fields["access"] = medium.kind.empty()           ? ""
-                     : !medium.why_one_way.empty() ? medium.why_one_way
-                     : medium.write_unit != 1
-                         ? "written in whole blocks of " + std::to_string(medium.write_unit) + ": " + medium.why_whole
-                         : "reading and writing";
+  std::string access = medium.kind.empty() ? "" : "reading and writing";
+  if (!medium.why_one_way.empty()) access = medium.why_one_way;
+  if (medium.write_unit != 1) {
+    access = "written in whole blocks of ";
+    access.append(std::to_string(medium.write_unit)).append(": ").append(medium.why_whole);
+  }
+  fields["access"] = access;
   return fields;
 }
 

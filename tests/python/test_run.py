@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -281,7 +282,7 @@ def test_without_a_folder_to_write_to_one_line_names_tmpdir(monkeypatch: pytest.
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
     monkeypatch.setattr(_run.tempfile, "TemporaryDirectory", none)
-    with pytest.raises(_run.CommandError, match="No usable temporary directory found.*name one by TMPDIR"):
+    with pytest.raises(_run.CommandError, match=r"No usable temporary directory found.*name one by TMPDIR"):
         _run.run(["true"], False, False)
 
 
