@@ -260,7 +260,7 @@ bool EventSource::admit() {
 }
 
 void EventSource::tell(Event event) noexcept {
-  std::memcpy(event.device, device_, sizeof event.device);
+  if (event.device[0] == '\0') std::memcpy(event.device, device_, sizeof event.device);
   event.left_out = left_out_.exchange(0, std::memory_order_relaxed);
   event.time_ns = clock_ns(CLOCK_REALTIME);
   EventLog::instance().add(event);

@@ -63,6 +63,17 @@ struct Medium {
   std::string io{};                                    ///< how the kernel is asked: "io_uring", or "threads" and why
   std::uint64_t direct_bytes = 0, buffered_bytes = 0;  ///< past the page cache, and through it
   std::uint64_t bounced_bytes = 0;  ///< of those that went past it: through memory of ours, for alignment
+  std::uint32_t write_unit = 1;     ///< of what a write's offset and size are multiples, where `why_whole` says why
+  std::string why_whole{};
+  std::string why_one_way{};  ///< why it is not written to, or not read; "" where it is both
+};
+
+/// The file that a position of a bytewise device lies in.
+struct Place {
+  std::string name{};         ///< as URIs name it
+  std::uint64_t end = 0;      ///< where it ends now, on the device
+  bool is_fixed = false;      ///< it does not grow
+  std::string why_one_way{};  ///< as Medium has it
 };
 
 class Device {
@@ -156,6 +167,8 @@ class Device {
   virtual Medium medium() const { return {}; }
   /// Where the file that a position lies in ends now, on the device; of Limits::bytewise. Thread-safe.
   virtual std::uint64_t end_at(std::uint64_t) const { return 0; }
+  /// For those who tell of a failure. Thread-safe.
+  virtual Place place_of(std::uint64_t) const { return {.name = uri()}; }
 
   /// Lets the controller do some work in the caller's thread (`pump=caller`); nullptr for what runs by itself.
   using Turn = void (*)(void* context);

@@ -2,7 +2,6 @@
 #include "device/file.hpp"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -66,13 +65,26 @@ file::Options options_of(const Uri& uri, bool& is_pool, int& descriptor, std::st
 
 }  // namespace
 
+namespace {
+
+/// Bringing the controller up would only say that a queue could not be made.
+void require_uring() {
+  try {
+    static_cast<void>(file::make_uring(4));
+  } catch (const Failure& failure) {
+    fail(failure.error().code, "open", std::string("io=uring: ") + failure.error().cause,
+         "leave io=uring out, and threads do the same");
+  }
+}
+
+}  // namespace
+
 FileDevice::FileDevice(std::string text, const Uri& uri) : uri_(std::move(text)) {
   int descriptor = -1;
   std::string io;
   const file::Options options = options_of(uri, is_pool_, descriptor, io);
   wanted_ = io == "uring" ? Wanted::uring : io == "threads" ? Wanted::threads : Wanted::any;
-  // Here, for the words: when queues are made there is no room but for a status.
-  if (wanted_ == Wanted::uring) static_cast<void>(file::make_uring(1));
+  if (wanted_ == Wanted::uring) require_uring();
   if (is_pool_ || descriptor >= 0) {
     if (!uri.place.empty() || (is_pool_ && descriptor >= 0))
       fail(EINVAL, "open", "more than one of a path, fd= and pool=", "name one file");
@@ -82,10 +94,7 @@ FileDevice::FileDevice(std::string text, const Uri& uri) : uri_(std::move(text))
   if (descriptor >= 0) {
     file_ = file::File::adopt(descriptor, options);
     // For people: what it was opened by, as far as that can still be told.
-    char path[512];
-    const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
-    const ssize_t length = ::readlink(link.c_str(), path, sizeof path);
-    if (length > 0 && path[0] == '/') uri_ = "file:" + std::string(path, static_cast<std::size_t>(length));
+    if (file_->name().starts_with('/')) uri_ = "file:" + file_->name();
   }
   if (!is_pool_ && descriptor < 0) file_ = file::File::open(uri.place, options);
   for (std::uint32_t i = 0; i < kMostQueues; ++i) queues_[i].id = static_cast<std::uint16_t>(i + 1);
@@ -111,6 +120,9 @@ Medium FileDevice::medium() const {
   medium.direct_bytes = file_->direct_bytes.load(std::memory_order_relaxed);
   medium.buffered_bytes = file_->buffered_bytes.load(std::memory_order_relaxed);
   medium.bounced_bytes = file_->bounced_bytes.load(std::memory_order_relaxed);
+  medium.write_unit = file_->readonly() ? 1 : file_->write_unit();
+  if (medium.write_unit != 1) medium.why_whole = file_->why_whole();
+  medium.why_one_way = file_->why_one_way();
   return medium;
 }
 
@@ -118,6 +130,16 @@ std::uint64_t FileDevice::end_at(std::uint64_t position) const {
   std::uint64_t in_file = position;
   const std::shared_ptr<file::File> file = file_at(in_file);
   return file == nullptr ? 0 : position - in_file + std::min(file->size(), is_pool_ ? kFileSpan : ~std::uint64_t{0});
+}
+
+Place FileDevice::place_of(std::uint64_t position) const {
+  std::uint64_t in_file = position;
+  const std::shared_ptr<file::File> file = file_at(in_file);
+  if (file == nullptr) return {.name = uri_};
+  return {.name = is_pool_ ? "file:" + file->name() : uri_,
+          .end = position - in_file + file->size(),
+          .is_fixed = file->is_block_device(),
+          .why_one_way = file->why_one_way()};
 }
 
 std::unique_ptr<file::Io> FileDevice::make_io(std::uint32_t depth) {
@@ -294,9 +316,10 @@ void FileDevice::begin(IoQueue& queue, const nvme::SubmissionEntry& entry) {
   if (!flight->keeps) return post(queue, entry.cid, kSystemError, EBADF);
   const file::File& file = *flight->keeps;
   const bool reads = kind == file::Kind::read;
-  if (reads ? file.writeonly() : (file.readonly() && kind != file::Kind::flush)) {
+  const bool is_part = kind == file::Kind::write && ((position | bytes) & (file.write_unit() - 1)) != 0;
+  if (is_part || (reads ? file.writeonly() : (file.readonly() && kind != file::Kind::flush))) {
     flight->keeps.reset();
-    return post(queue, entry.cid, kSystemError, EBADF);
+    return post(queue, entry.cid, kSystemError, is_part ? EINVAL : EBADF);
   }
   queue.free = flight->next;
   flight->used = true;

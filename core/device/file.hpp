@@ -46,6 +46,7 @@ class FileDevice final : public Device {
   void* turn_context() const override { return const_cast<FileDevice*>(this); }
   Medium medium() const override;
   std::uint64_t end_at(std::uint64_t position) const override;
+  Place place_of(std::uint64_t position) const override;
 
   // --- Pools: one controller for many files, so that none costs a bring-up -------------------------------------------
 

@@ -138,7 +138,8 @@ class Batch {
   void accept(Entry& entry, const Wanted& wanted, const memory::Reference& buffer);
   bool goes_fast() const {
     return handle_.state() == State::ready && small_.first == nullptr && priority_ != Priority::background &&
-           !handle_.scheduler().background_writes() && handle_.geometry().chunk >= nvme::kPageSize;
+           !handle_.scheduler().background_writes() && handle_.geometry().write_mask == 0 &&
+           handle_.geometry().chunk >= nvme::kPageSize;
   }
   [[gnu::noinline]] Run begin_run(const memory::Reference& buffer);
   template <class Requests>

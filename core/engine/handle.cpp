@@ -201,7 +201,9 @@ void Handle::set_geometry() {
     observed.interrupts = interrupts();
   });
   geometry_.fast[0] = static_cast<std::uint32_t>(std::min<std::uint64_t>(geometry_.chunk, kSmall));
-  geometry_.fast[1] = scheduler_->background_writes() ? 0 : geometry_.fast[0];
+  geometry_.write_mask = geometry_.bytewise ? device_->medium().write_unit - 1 : 0;
+  // The short way knows no rule of writes alone.
+  geometry_.fast[1] = scheduler_->background_writes() || geometry_.write_mask != 0 ? 0 : geometry_.fast[0];
 }
 
 void Handle::make_queue(std::uint16_t id, std::uint32_t depth, std::uint32_t lists, bool huge) {

@@ -79,6 +79,7 @@ class Handle {
     std::unique_ptr<queue::QueuePair>* queues = nullptr;
     std::uint32_t memory_mask = 3;  ///< the controller addresses memory in dwords; 0 where it takes any
     bool bytewise = false;          ///< a file: see device/bytewise.hpp
+    std::uint32_t write_mask = 0;   ///< of a file that takes whole blocks alone (device::Medium::write_unit), less one
 
     /// 0 for what is neither read nor write.
     std::uint32_t fast_for(nvme::Opcode opcode) const {

@@ -87,12 +87,22 @@ void set_recovered(Error& error, Handle& handle, const Transfer& t, const queue:
 }
 
 /// What the operating system answered to a request on a file.
-void set_system_error(Error& error, const queue::Request& request) {
+void set_system_error(Error& error, Handle& handle, const Transfer& t, const queue::Request& request) {
   error.code = static_cast<int>(request.detail);
+  const device::Place place = handle.device().place_of(t.offset);
+  const std::uint64_t mask = handle.device().limits().position_mask;
+  if (error.code == ENOSPC && place.is_fixed && t.opcode == Opcode::write && t.offset + t.size > place.end) {
+    set_cause(error, "the device ends at byte %llu", number(place.end & mask));
+    return set_hint(error, "stay within it: a block device does not grow");
+  }
   const char* hint = "the kernel's log may say more";
   switch (error.code) {
     case EBADF:
-      set_cause(error, "the file is closed, or not open for this");
+      if (place.why_one_way.empty()) {
+        set_cause(error, "the file is closed");
+        return set_hint(error, "open it again");
+      }
+      set_cause(error, "the file is not open for this: %s", place.why_one_way.c_str());
       return set_hint(error, "open it for reading and writing");
     case ENOSPC:
     case EDQUOT: hint = "free some space, and write the rest again"; break;
@@ -163,6 +173,7 @@ Refusal check_transfer(const Handle::Geometry& g, const Transfer& t) {
   if (t.buffer && t.buffer_offset > t.buffer.size) return Refusal::buffer_offset;
   if (const Refusal refusal = check_range(g, t.offset, t.size); refusal != Refusal::none) return refusal;
   if (!has_data(t.opcode)) return Refusal::none;
+  if (t.opcode == Opcode::write && ((t.offset | t.size) & g.write_mask) != 0) return Refusal::whole_blocks;
   if (t.segments.empty()) return check_memory(t.buffer, t.buffer_offset, t.size, t.opcode, g.memory_mask);
   for (const Segment& segment : t.segments) {
     if ((segment.size & g.block_mask) != 0) return Refusal::unaligned;
@@ -198,6 +209,13 @@ void set_refusal(Error& error, Handle& handle, const Transfer& t, Refusal refusa
       error.code = EINVAL;
       set_cause(error, "offset and size must be multiples of the block size, %u bytes", handle.identity().block_size);
       return set_hint(error, "use whole blocks; in Python read() takes any range, and write() with unaligned=True");
+    case Refusal::whole_blocks:
+      error.code = EINVAL;
+      set_cause(error, "a write to this file must be of whole blocks of %u bytes, and nothing was written: %s",
+                handle.geometry().write_mask + 1, handle.device().medium().why_whole.c_str());
+      return set_hint(error,
+                      "open it where it may be opened by its path, pass a descriptor without O_DIRECT, or write "
+                      "whole blocks");
     case Refusal::beyond_device:
       error.code = ERANGE;
       set_cause(error, "the range ends beyond the device, which has %llu bytes", number(handle.geometry().capacity));
@@ -231,7 +249,7 @@ Error describe(Handle& handle, const Transfer& t, const queue::Request& request,
     // Where what was overdue came in the end, the device's answer to it, or to another, is what there is to tell.
     set_recovered(error, handle, t, request, retries);
   } else if (handle.geometry().bytewise && request.status == device::kSystemError) {
-    set_system_error(error, request);
+    set_system_error(error, handle, t, request);
   } else {
     error.code = nvme::status_errno(request.status);
     if (request.status == nvme::status::data_transfer_error && t.buffer &&

@@ -49,11 +49,12 @@ enum class Refusal : std::uint8_t {
   stale,
   unmapped,
   no_room,
-  not_ready,    ///< the handle is not, for good
-  cancelled,    ///< by its caller, before it was staged
-  interrupted,  ///< its caller went away while it was in flight
-  in_doubt,     ///< a flush, after a reset that may have lost what was written before
-  staged,       ///< its registration is staged for this device, which its way in does not do
+  not_ready,     ///< the handle is not, for good
+  cancelled,     ///< by its caller, before it was staged
+  interrupted,   ///< its caller went away while it was in flight
+  in_doubt,      ///< a flush, after a reset that may have lost what was written before
+  whole_blocks,  ///< a write of a part of a block, to a file that takes whole ones alone
+  staged,        ///< its registration is staged for this device, which its way in does not do
 };
 
 constexpr bool has_data(nvme::Opcode o) { return o == nvme::Opcode::read || o == nvme::Opcode::write; }

@@ -22,16 +22,26 @@ namespace ugds::file {
 
 namespace {
 
-[[noreturn]] void refuse_open(const std::string& name, int code) {
+[[noreturn]] void refuse_open(const std::string& name, int code, const Options& options = {}, bool is_missing = false) {
   const char* hint = "";
   switch (code) {
-    case ENOENT: hint = "check the path, or have it made: file:PATH?create=1"; break;
-    case EACCES: hint = "open it for reading only (readonly=1), or have its owner allow more"; break;
+    case ENOENT:
+      hint = options.create ? "make its folder first: create=1 makes a file, and no folders"
+                            : "check the path, or have it made: file:PATH?create=1";
+      break;
+    case EACCES:
+      hint = is_missing         ? "have the folder's owner allow files to be made in it, or name another folder"
+             : options.readonly ? "have its owner allow reading"
+                                : "open it for reading only (readonly=1), or have its owner allow more";
+      break;
     case EBUSY:
       hint =
-          "the kernel uses the block device (it is mounted, or part of another): unmount it, or open it with "
-          "readonly=1";
+          "a block device is written by one opener: the kernel uses it (it is mounted, or part of another), or it is "
+          "open here or in another process (fuser names it): close it there, or open it with readonly=1";
       break;
+    case EPERM: hint = "the system keeps this process from it, as a container's rules for devices do"; break;
+    case EISDIR:
+    case ENOTDIR: hint = "name a file: a part of the path is none, or is no folder"; break;
     case EROFS: hint = "the file system is read-only: open it with readonly=1"; break;
     case EMFILE:
     case ENFILE: hint = "raise the limit of open files (ulimit -n)"; break;
@@ -77,17 +87,26 @@ std::shared_ptr<File> File::open(const std::string& path, const Options& options
   if (is_there) refuse_other_kinds(path, before.st_mode);
   // O_EXCL without O_CREAT: a block device that is mounted, or part of another, is not to be written behind its back.
   const int exclusive = is_block ? O_EXCL : 0;
+  const bool is_missing = ::access(path.c_str(), F_OK) != 0 && errno == ENOENT;
   int opened = -1;
   file->access_ = O_RDWR;
   if (!options.readonly) opened = ::open(path.c_str(), O_RDWR | common | exclusive, 0666);
   if (options.readonly ||
       (opened < 0 && (errno == EACCES || errno == EROFS || errno == EPERM || errno == ETXTBSY) && !options.create)) {
+    file->why_one_way_ = options.readonly ? "it was opened with readonly=1"
+                                          : std::string("it may only be read: ") + std::strerror(errno);
     opened = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY);
     file->access_ = O_RDONLY;
   }
-  if (opened < 0) refuse_open(path, errno);
+  if (opened < 0) refuse_open(path, errno, options, is_missing);
   file->buffered_ = Descriptor(opened);
-  file->look(path, opened, options);
+  file->name_ = path;
+  try {
+    file->look(path, opened, options);
+  } catch (...) {
+    if (is_missing && options.create) ::unlink(path.c_str());
+    throw;
+  }
   return file;
 }
 
@@ -106,14 +125,24 @@ std::shared_ptr<File> File::adopt(int descriptor, const Options& options) {
   const bool may_read = (flags & O_ACCMODE) != O_WRONLY, may_write = (flags & O_ACCMODE) != O_RDONLY;
   if (options.readonly && !may_read) fail(EACCES, "open", name + " is open for writing only", "leave readonly=1 out");
   file->access_ = !may_write || options.readonly ? O_RDONLY : may_read ? O_RDWR : O_WRONLY;
+  file->why_one_way_ = !may_write         ? "its descriptor is open for reading only"
+                       : options.readonly ? "it was opened with readonly=1"
+                       : !may_read        ? "its descriptor is open for writing only"
+                                          : "";
+  char path[512];
+  const ssize_t length = ::readlink(again(descriptor).c_str(), path, sizeof path);
+  file->name_ = length > 0 && path[0] == '/' ? std::string(path, static_cast<std::size_t>(length)) : name;
   // A description of its own, so that its flags are ours; where that may not be had, the caller's.
   Descriptor mine(::open(again(descriptor).c_str(), file->access_ | O_CLOEXEC | O_NOCTTY));
   if (!mine) {
+    const int why = errno;
     mine = Descriptor(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
     if (!mine) refuse_open(name, errno);
     if ((flags & O_DIRECT) != 0) {
       file->direct_ = Descriptor(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
       mine = Descriptor();
+      file->why_whole_ =
+          std::string("its descriptor has O_DIRECT, and it cannot be opened once more without: ") + std::strerror(why);
     }
   }
   file->buffered_ = std::move(mine);

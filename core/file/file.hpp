@@ -28,8 +28,9 @@ struct Options {
 
 class File {
  public:
-  /// Throws Failure: ENOENT, EACCES, EISDIR, EBUSY (a block device that the kernel uses), EINVAL (neither a regular
-  /// file nor a block device), EOPNOTSUPP (direct was demanded, and the file system has it not).
+  /// Throws Failure: ENOENT, EACCES, EISDIR, EBUSY (a block device that the kernel or somebody else uses), EINVAL
+  /// (neither a regular file nor a block device), EOPNOTSUPP (direct was demanded, and the file system has it not). A
+  /// file that it made is removed then.
   static std::shared_ptr<File> open(const std::string& path, const Options& options);
   /// Of a descriptor, which stays the caller's. Throws Failure, and EBADF.
   static std::shared_ptr<File> adopt(int descriptor, const Options& options);
@@ -44,6 +45,14 @@ class File {
   bool readonly() const;
   bool writeonly() const;
   bool is_block_device() const { return is_block_device_; }
+  /// What a write's offset and size are multiples of. 1 but where `buffered()` is -1: then nothing changes a part of a
+  /// block, and `why_whole()` says why.
+  std::uint32_t write_unit() const { return buffered_ ? 1 : offset_alignment_; }
+  const std::string& why_whole() const { return why_whole_; }
+  /// Why it is not written to, or not read from, in words; "" where it is both.
+  const std::string& why_one_way() const { return why_one_way_; }
+  /// Its path, or "descriptor N" where that is not known.
+  const std::string& name() const { return name_; }
   /// Bytes now; 0 where that cannot be asked. Thread-safe.
   std::uint64_t size() const noexcept;
   /// Why requests are buffered, in words; "" where they are direct.
@@ -66,7 +75,7 @@ class File {
   int access_ = 0;  ///< O_RDONLY, O_RDWR or O_WRONLY
   bool is_block_device_ = false;
   std::atomic<bool> refused_{false};
-  std::string why_buffered_, kind_;
+  std::string name_, why_buffered_, kind_, why_one_way_, why_whole_;
 };
 
 }  // namespace ugds::file

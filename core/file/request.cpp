@@ -111,7 +111,8 @@ void plan(Request& r, Bounces& bounces) noexcept {
     add_buffered(r, r.offset, r.offset + r.bytes);
   } else {
     const std::uint64_t block = file.offset_alignment();
-    const std::uint64_t unit = r.kind == Kind::read ? block : std::max(block, kPage);
+    // Where nothing goes through the page cache, no page is shared with it.
+    const std::uint64_t unit = r.kind == Kind::read || file.buffered() < 0 ? block : std::max(block, kPage);
     std::uint64_t last = r.offset + r.bytes;
     // A direct read writes whole blocks to memory, also the one in which the file ends: that one is bounced.
     if (r.kind == Kind::read && !file.is_block_device()) last = std::min(last, std::max(r.offset, file.size()));

@@ -27,6 +27,7 @@ QueuePair::QueuePair(device::Device& device, const Shape& shape, Doorbell submis
       submission_doorbell_(submission),
       completion_doorbell_(completion),
       shape_(shape),
+      device_(device),
       submission_memory_(device, Bytes(shape.depth * sizeof(nvme::SubmissionEntry)), true, pages_of(shape)),
       completion_memory_(device, Bytes(shape.completion_depth * sizeof(nvme::CompletionEntry)), true, pages_of(shape)) {
   if (shape.list_pages != 0) {
@@ -257,7 +258,8 @@ void QueuePair::fail(const Command& command, std::uint16_t status, std::uint32_t
   } else {
     statistics_.errors.add(1);
   }
-  if (!stopped && !shape_.bytewise && shape_.events != nullptr && shape_.events->admit()) tell_failure(command, status);
+  const bool ended = shape_.bytewise && status == device::kEndOfFile;  // a read is short, and nothing has failed
+  if (!stopped && !ended && shape_.events != nullptr && shape_.events->admit()) tell_failure(command, status, detail);
   Request* request = command.request;
   if (request == &nobody_ || command.offset >= request->failed_at) return;
   request->failed_at = command.offset;
@@ -313,7 +315,7 @@ static std::uint16_t identifier(std::size_t slot, std::uint64_t staged, std::uin
   return static_cast<std::uint16_t>(slot | (static_cast<std::uint32_t>(staged) & ~mask));
 }
 
-void QueuePair::tell_failure(const Command& command, std::uint16_t status) {
+void QueuePair::tell_failure(const Command& command, std::uint16_t status, std::uint32_t detail) {
   Event event;
   event.name = "command_failed";
   event.numerous = true;
@@ -322,7 +324,23 @@ void QueuePair::tell_failure(const Command& command, std::uint16_t status) {
   std::snprintf(event.status_words, sizeof event.status_words, "%s", nvme::status_words(status));
   event.action = "the request is told";
   event.remedy = nvme::status_hint(status);
+  if (shape_.bytewise) tell_file(event, detail);
   shape_.events->tell(event);
+}
+
+/// Which file it was, where a device has many, and what the operating system said.
+void QueuePair::tell_file(Event& event, std::uint32_t detail) const {
+  try {
+    if (event.blocks != 0) set_device_text(event.device, device_.place_of(event.lba).name.c_str());
+  } catch (const std::bad_alloc&) {
+    // The device's own name does, then.
+  }
+  event.lba &= device_.limits().position_mask;
+  if (event.status != device::kSystemError) return;
+  std::snprintf(event.status_words, sizeof event.status_words, "operating system: %s",
+                std::strerror(static_cast<int>(detail)));
+  set_detail(event, "errno %u", detail);
+  event.remedy = "";
 }
 
 void QueuePair::describe(std::uint16_t cid, Event& event) const {

@@ -239,7 +239,8 @@ class QueuePair {
   std::uint64_t oldest_of(Chosen&& chosen, std::uint16_t& cid) const;
   bool is_of(const Command& command, const Finished& list) const;
   void fail(const Command& command, std::uint16_t status, std::uint32_t detail, bool stopped);
-  [[gnu::cold]] void tell_failure(const Command& command, std::uint16_t status);
+  [[gnu::cold]] void tell_failure(const Command& command, std::uint16_t status, std::uint32_t detail);
+  void tell_file(Event& event, std::uint32_t detail) const;
   void distrust(const nvme::CompletionEntry& entry);
   std::uint32_t turn_head(std::uint32_t head);
   void set_next_turn(std::uint32_t head);
@@ -273,6 +274,7 @@ class QueuePair {
   Line line_;
   Request nobody_;  ///< whose commands orphans are
   Shape shape_;
+  const device::Device& device_;
   device::DmaMemory submission_memory_, completion_memory_, list_memory_;
   std::vector<Command> command_slots_;
   std::vector<std::uint16_t> id_slots_;

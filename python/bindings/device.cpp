@@ -345,6 +345,13 @@ nb::dict info(const PyDevice& device) {
   fields["medium"] = medium.kind;
   fields["io"] = medium.io;
   fields["why_buffered"] = medium.why_buffered;
+  std::string access = medium.kind.empty() ? "" : "reading and writing";
+  if (!medium.why_one_way.empty()) access = medium.why_one_way;
+  if (medium.write_unit != 1) {
+    access = "written in whole blocks of ";
+    access.append(std::to_string(medium.write_unit)).append(": ").append(medium.why_whole);
+  }
+  fields["access"] = access;
   return fields;
 }
 
@@ -406,6 +413,13 @@ std::uint64_t buffered_bytes(const PyDevice& device) {
   const Table::Use handle(Table::instance(), device.id);
   if (!handle) raise_stale(device, "stats");
   return handle->device().medium().buffered_bytes;
+}
+
+/// Of those read and written past the page cache, what went through memory of the library's.
+std::uint64_t bounced_bytes(const PyDevice& device) {
+  const Table::Use handle(Table::instance(), device.id);
+  if (!handle) raise_stale(device, "stats");
+  return handle->device().medium().bounced_bytes;
 }
 
 std::uint64_t property(const PyDevice& device, const char* name, std::uint64_t (*get)(const engine::Identity&)) {
@@ -470,6 +484,7 @@ void define_device(nb::module_& m) {
           .def("recoveries", &recoveries)
           .def("staged_bytes", &staged_bytes)
           .def("buffered_bytes", &buffered_bytes)
+          .def("bounced_bytes", &bounced_bytes)
           .def("batch", &open_batch, nb::arg("depth") = 128, nb::kw_only(), nb::arg("priority").none() = nb::none(),
                nb::sig("def batch(self, depth: int = 128, *, priority: str | None = None) -> Batch"),
                "A `Batch` of requests of which up to `depth` (1 to 1048576) are in flight, or ended and not collected, "

@@ -5,7 +5,9 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +29,30 @@ std::string uri_argument(nb::handle place) {
   const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(path));
   const bool is_path = text.starts_with("/") || text.starts_with("./") || text.starts_with("../");
   return is_path ? text : std::string("./").append(text);
+}
+
+/// What `create=` and `direct=` say of a file, in its URI. Throws Failure(EINVAL) for what is no file.
+std::string with_file_options(const std::string& place, bool create, const std::optional<std::string>& direct) {
+  if (!create && !direct) return place;
+  std::string uri = place;
+  if (place.starts_with("/") || place.starts_with("./") || place.starts_with("../")) {
+    uri = "file:";
+    for (const char c : place) {
+      const auto byte = static_cast<unsigned char>(c);
+      const bool plain = std::isalnum(byte) != 0 || c == '/' || c == '.' || c == '-' || c == '_';
+      char coded[4];
+      std::snprintf(coded, sizeof coded, plain ? "%c" : "%%%02X", byte);
+      uri.append(coded);
+    }
+  } else if (!place.starts_with("file:")) {
+    raise_new(EINVAL, "open", place + " is no file, and create and direct are said of files",
+              "leave them out, or name a file by its path");
+  }
+  char separator = uri.find('?') == std::string::npos ? '?' : '&';
+  if (create) uri.append(1, separator).append("create=1");
+  if (create) separator = '&';
+  if (direct) uri.append(1, separator).append("direct=").append(*direct);
+  return uri;
 }
 
 /// Nanoseconds; 0: left out.
@@ -68,8 +94,9 @@ void define_open(nb::module_& m) {
   m.def(
       "open",
       [](nb::handle place, std::optional<std::string> mode, std::uint32_t ns, std::uint32_t queues, std::uint32_t depth,
-         nb::handle deadline, std::optional<bool> interrupts, nb::handle retry) {
-        const std::string uri = uri_argument(place);
+         nb::handle deadline, std::optional<bool> interrupts, nb::handle retry, bool create,
+         std::optional<std::string> direct) {
+        const std::string uri = with_file_options(uri_argument(place), create, direct);
         collect_retired();
         prepare_to_log();
         engine::Policy policy{.mode = mode.value_or(""), .namespace_id = ns, .queues = queues, .depth = depth};
@@ -86,10 +113,16 @@ void define_open(nb::module_& m) {
       },
       nb::arg("uri"), nb::arg("mode") = nb::none(), nb::kw_only(), nb::arg("namespace") = 0, nb::arg("queues") = 0,
       nb::arg("depth") = 0, nb::arg("deadline") = nb::none(), nb::arg("interrupts") = nb::none(),
-      nb::arg("retry") = nb::none(),
-      "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up.\n\n"
-      "mode: what it is to be good at, one of `ugds.modes()`; left out: as the URI says (`?mode=`), else \"latency\" "
-      "(docs/modes.md).\n"
+      nb::arg("retry") = nb::none(), nb::arg("create") = false, nb::arg("direct") = nb::none(),
+      "Opens a device by URI, such as \"pci:0000:65:00.0\" or \"emulated:1GiB\", and brings its controller up; or a "
+      "file or\n"
+      "block device, by a `pathlib.Path`, a path that begins with \"/\", \"./\" or \"../\", or \"file:PATH\" "
+      "(docs/files.md).\n\n"
+      "mode: what it is to be good at, one of `ugds.modes()`; left out: as the URI says (`?mode=`), else \"latency\", "
+      "and of a\n"
+      "file \"throughput\" (docs/modes.md). create: a file is made where it is missing. direct: of a file, \"auto\", "
+      "\"on\" or\n"
+      "\"off\": whether it is read and written past the page cache.\n"
       "namespace: its identifier, 0 for the first. queues, depth: I/O queue pairs and their entries, 0 for the "
       "library's\n"
       "choice; clamped to what the device grants. deadline: seconds (or text such as \"500ms\") after which a command "

@@ -8,7 +8,8 @@
         ssd.read(buffer, offset=0, size="64KiB", buffer_offset=4096)
         print(ssd.info, ssd.stats(), sep="\\n")
 
-`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0, interrupts=None, retry=None)` gives a `Device`;
+`open(uri, mode=None, *, namespace=0, queues=0, depth=0, deadline=30.0, interrupts=None, retry=None,
+create=False, direct=None)` gives a `Device`;
 0 takes what the device offers, `deadline` is the time in seconds after which a command is aborted, with
 `interrupts=True` waits sleep until the device interrupts, `retry` is how often a read or write that a reset of the
 controller ended is submitted again (docs/failures.md), and `mode` is what the device is to be good at: one of

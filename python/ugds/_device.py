@@ -49,6 +49,7 @@ class DeviceInfo:
     medium: str = ""  #: of a file: its file system, or "block device"
     io: str = ""  #: of a file: "io_uring", or "threads" and why
     why_buffered: str = ""  #: of a file: why its requests go through the page cache; "" where they do not
+    access: str = ""  #: of a file: "reading and writing", or why one of them is not, or is in whole blocks alone
 
     @classmethod
     def of(cls, device: Device) -> DeviceInfo:
@@ -77,10 +78,12 @@ class DeviceInfo:
             "retry": f"{self.retry} times after a reset" if self.retry else "never",
         }
         if self.transport == "file":
-            for name in ("namespace", "doorbells", "model"):
+            # What a file has none of, and what only its controller in the library is made of.
+            for name in ("namespace", "doorbells", "model", "queues", "batch queue"):
                 rows.pop(name, None)
             rows["capacity"] = f"{sizes.format(self.capacity)} ({self.capacity} bytes)"
             rows["medium"] = f"{self.medium}, by {self.io}"
+            rows["access"] = self.access
             rows["route"] = f"buffered: {self.why_buffered}" if self.why_buffered else "direct (O_DIRECT)"
         width = max(map(len, rows))
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
@@ -113,10 +116,11 @@ class Stats:
     state: str = ""  #: of the device, as `Device.state`
     resets: int = 0  #: times that a recovery has stopped the controller
     aborts: int = 0  #: commands that were overdue and that the controller was asked to abort
+    bounced_bytes: int = 0  #: of a file's that were direct: what went through memory of the library's, for alignment
 
     @classmethod
     def of(cls, device: Device) -> Stats:
-        return cls._sum(
+        made = cls._sum(
             device.uri,
             device.transport,
             device.queue_stats(),
@@ -125,6 +129,7 @@ class Stats:
             device.stream_stats(),
             device.recoveries(),
         )
+        return dataclasses.replace(made, bounced_bytes=device.bounced_bytes())
 
     @classmethod
     def _sum(
@@ -167,7 +172,8 @@ class Stats:
             "resets": self.resets - earlier.resets,
             "aborts": self.aborts - earlier.aborts,
         }
-        return self._sum(self.device, self.transport, rows, staged, buffered, streams, recoveries)
+        made = self._sum(self.device, self.transport, rows, staged, buffered, streams, recoveries)
+        return dataclasses.replace(made, bounced_bytes=self.bounced_bytes - earlier.bounced_bytes)
 
     def prometheus(self, *others: Stats) -> str:
         """The counts of every queue in Prometheus' text exposition format, version 0.0.4, to be served as `text/plain;

@@ -81,8 +81,9 @@ def read_page(path: Path) -> Page | None:
 
 
 def read_pages(folder: Path) -> list[Page]:
-    found = (read_page(path) for path in sorted(folder.iterdir(), key=lambda path: int(path.name)))
-    return [page for page in found if page is not None]
+    # A process that became another user's has a page of that user's besides: PID-UID.
+    ordered = sorted(folder.iterdir(), key=lambda path: tuple(map(int, path.name.split("-"))))
+    return [page for page in map(read_page, ordered) if page is not None]
 
 
 def library() -> Path:
@@ -209,7 +210,10 @@ def _tell(pages: Sequence[Page], command: Sequence[str], status: int, ours: Path
         return
     console = _report.console(stderr=True)
     if not used:
-        console.print("Nothing went through uGDS: the program did not use cuFile.")
+        console.print(
+            "Nothing that could be counted went through uGDS: the program did not use cuFile, or said that it could "
+            "not be counted."
+        )
         return
     columns = ("", *(f"process {page.pid}" for page in used), *(["all"] if len(used) > 1 else []))
     shown = [page.counters for page in used] + ([totals] if len(used) > 1 else [])
@@ -217,13 +221,28 @@ def _tell(pages: Sequence[Page], command: Sequence[str], status: int, ours: Path
     console.print(_report.table("What went through uGDS", columns, rows))
 
 
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Where the pages are made, also by processes that change their user. Nobody else knows its name, or can list it.
+    Raises CommandError."""
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="ugds-run-", ignore_cleanup_errors=True))
+            os.chmod(made, 0o1733)
+        except OSError as error:
+            raise CommandError(
+                f"there is no folder that may be written to for what is counted ({error.strerror or error}); name one "
+                "by TMPDIR"
+            ) from None
+        yield Path(made)
+
+
 def run(command: Sequence[str], summary: bool, as_json: bool) -> int:
     """Runs the program to its end. Returns its exit status; 128 and the signal's number where one ended it."""
     if not command:
         raise CommandError("name a program\n  for example: ugds run -- python app.py", status=2)
     ours = library()
-    with tempfile.TemporaryDirectory(prefix="ugds-run-") as made:
-        folder = Path(made)
+    with _folder() as folder:
         try:
             child = subprocess.Popen(command, env=environment(ours, folder, os.environ))
         except FileNotFoundError:

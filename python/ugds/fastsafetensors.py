@@ -112,7 +112,7 @@ def _read(path: str, memory: _Memory, runs: list[Run]) -> None:
         device = source.device()
         with ugds.register(memory.registrable, devices=[device]) as buffer:
             pieces = [Piece(path, device, buffer, *piece) for piece in layout.pieces(runs)]
-            transfer.read(pieces, lambda count: None)
+            transfer.read(pieces, lambda count: None, len(pieces))
 
 
 @register_copier_constructor(NAME)  # type: ignore[untyped-decorator]

@@ -275,6 +275,18 @@ def test_info_and_statistics_say_which_way_the_bytes_went(path: Path) -> None:
         assert device.info.io in ("io_uring", "threads") or device.info.io.startswith("threads: ")
 
 
+def test_statistics_count_what_alignment_had_copied(path: Path) -> None:
+    path.write_bytes(bytes(2 * MIB))
+    with ugds.open(path) as device, ugds.empty("1MiB") as buffer:
+        if device.info.why_buffered:
+            pytest.skip(f"the temporary files' {device.info.medium} has no direct I/O")
+        device.read(buffer)
+        before = device.stats()
+        assert before.bounced_bytes == 0
+        device.read(buffer, 3)
+        assert (device.stats() - before).bounced_bytes == MIB
+
+
 def test_statistics_count_what_was_read_at_the_end_of_a_file(path: Path) -> None:
     path.write_bytes(bytes(1000))
     with ugds.open(path) as device, ugds.empty("64KiB") as buffer:
@@ -323,6 +335,96 @@ def test_opening_a_pipe_waits_for_nobody(tmp_path: Path, query: str) -> None:
         os.close(descriptor)
 
 
+def test_the_remedy_of_an_opening_fits(tmp_path: Path) -> None:
+    with fails(errno.ENOENT, "make its folder first"):
+        ugds.open(uri(tmp_path / "none" / "file", "?create=1"))
+    with fails(errno.ENOTDIR, "name a file"):
+        (tmp_path / "file").write_bytes(b"")
+        ugds.open(tmp_path / "file" / "x")
+    path = Path(f"/dev/shm/ugds-demanded-{os.getpid()}")
+    with fails(errno.EOPNOTSUPP, "tmpfs has no direct I/O"):
+        ugds.open(uri(path, "?direct=on&create=1"))
+    assert not path.exists()
+
+
+def test_a_file_is_made_by_a_keyword_whatever_its_name(path: Path) -> None:
+    odd = path.parent / "50% of ü?&"
+    with ugds.open(odd, create=True, direct="off") as device, ugds.empty(4096) as buffer:
+        assert device.write(buffer) == 4096
+        assert device.info.why_buffered == "it was opened with direct=off"
+    assert odd.read_bytes() == bytes(4096)
+    with ugds.open(uri(path, "?io=threads"), create=True) as device:
+        assert device.info.io == "threads"
+    assert path.exists()
+    with fails(errno.EINVAL, "is no file, and create and direct are said of files"):
+        ugds.open("emulated:1MiB", create=True)
+
+
+def in_a_process(script: str, *arguments: object) -> str:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives its rights up")
+def test_a_direct_descriptor_that_cannot_be_opened_again_takes_whole_blocks_alone(path: Path) -> None:
+    path.write_bytes(b"z" * (4 * MIB))
+    path.chmod(0o600)
+    out = in_a_process(
+        "import errno, os, sys, numpy, ugds\n"
+        "descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_DIRECT)\n"
+        "os.setresuid(65534, 65534, 65534)\n"
+        "def refused(write):\n"
+        "    try:\n"
+        "        write()\n"
+        "    except ugds.Error as error:\n"
+        "        assert (error.errno, error.completed) == (errno.EINVAL, 0), error\n"
+        "        assert 'whole blocks of' in str(error) and 'Permission denied' in str(error), error\n"
+        "        return\n"
+        "    raise AssertionError('it was written')\n"
+        "with ugds.open(f'file:?fd={descriptor}') as device, ugds.empty('3MiB') as buffer:\n"
+        "    assert 'whole blocks of' in device.info.access, device.info\n"
+        "    assert device.read(buffer, 1000, 100_000) == 100_000\n"
+        "    numpy.frombuffer(buffer, 'u1')[:] = 0\n"
+        "    for offset, size in ((1000, 3000), (1000, 100_000), (1000, 2 << 20), (4096, (2 << 20) + 1)):\n"
+        "        refused(lambda: device.write(buffer, offset, size))\n"
+        "    with device.batch(4) as batch:\n"
+        "        batch.write(buffer, numpy.array([1000, 4096]), 8192, numpy.array([0, 0]))\n"
+        "        done = batch.completed(2, timeout=20)\n"
+        "        assert sorted(len(str(one)) > 0 for one in done.errors) == [True]\n"
+        "    assert device.write(buffer, 8192, 1 << 20) == 1 << 20\n"
+        "print('done')\n",
+        path,
+    )
+    assert out == "done\n"
+    data = path.read_bytes()
+    assert data[:4096] == b"z" * 4096
+    assert data[8192 + MIB : 8192 + MIB + 100] == b"z" * 100
+    assert data[4096 : 8192 + MIB] == bytes(4096 + MIB)
+
+
+def test_a_ring_that_may_not_be_had_is_named_where_it_was_demanded(path: Path) -> None:
+    path.write_bytes(bytes(4096))
+    script = """
+import ctypes, errno, struct, sys, ugds
+# seccomp: io_uring_setup (425) gives EPERM, all else goes on.
+rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
+program = ctypes.create_string_buffer(struct.pack("=H6xQ", len(rules), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, program) != 0:
+    sys.exit("no seccomp")
+try:
+    ugds.open(f"file:{sys.argv[1]}?io=uring")
+except ugds.Error as error:
+    print(error.errno == errno.EPERM, "Operation not permitted" in error.cause, "leave io=uring out" in error.hint)
+"""
+    link = path.parent / "plain"
+    link.symlink_to(path)
+    assert in_a_process(script, link) == "True True True\n"
+
+
 def test_direct_may_be_demanded() -> None:
     path = Path(f"/dev/shm/ugds-demanded-{os.getpid()}")
     path.write_bytes(bytes(4096))
@@ -337,7 +439,8 @@ def test_a_file_that_may_not_be_written_is_read(path: Path) -> None:
     path.write_bytes(b"y" * 4096)
     with ugds.open(uri(path, "?readonly=1")) as device, ugds.empty(4096) as buffer:
         assert device.read(buffer) == 4096
-        with fails(errno.EBADF, "write on file:.*not open for this"):
+        assert device.info.access == "it was opened with readonly=1"
+        with fails(errno.EBADF, "write on file:.*not open for this: it was opened with readonly=1"):
             device.write(buffer)
         assert device.read(buffer) == 4096
     assert path.read_bytes() == b"y" * 4096
@@ -510,10 +613,17 @@ def test_a_block_device_is_a_file_of_a_fixed_size(loop_device: str) -> None:
         assert device.read(buffer, 4 * MIB - 100) == 100
         assert (view[:100] == 0xA7).all()
         assert (view[100:] == 0).all()
-        with fails(errno.ENOSPC):
+        with fails(errno.ENOSPC, f"the device ends at byte {4 * MIB}; stay within it"):
             device.write(buffer, 4 * MIB - 10, 100)
         device.flush()
         del view
+
+
+def test_a_block_device_has_one_opener_that_writes(loop_device: str) -> None:
+    with ugds.open(loop_device):
+        with fails(errno.EBUSY, "written by one opener.*open here or in another process"):
+            ugds.open(loop_device)
+        ugds.open(f"file:{loop_device}?readonly=1").close()
 
 
 def test_a_block_device_that_the_kernel_uses_is_not_written(loop_device: str) -> None:

@@ -644,3 +644,18 @@ def test_a_doctor_without_a_question_says_what_can_be_asked() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "--last-fault" in done.stderr
     assert "UGDS_STATE_DIR" in doctor("--last-fault", UGDS_STATE_DIR="").stderr
+
+
+def test_a_failed_request_on_a_file_is_told_with_its_range_and_the_systems_words(
+    told: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    with ugds.open(f"file:{path}?readonly=1") as device, ugds.empty("16KiB") as buffer:
+        assert device.read(buffer) == 8192  # its end is no failure
+        with pytest.raises(ugds.Error):
+            device.write(buffer, 100, 4000)
+    (event,) = told
+    assert (event["event"], event["device"]) == ("command_failed", f"file:{path}?readonly=1")
+    assert (event["operation"], event["lba"], event["blocks"]) == ("write", 100, 4000)
+    assert event["status_text"] == "operating system: Bad file descriptor"

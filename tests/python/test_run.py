@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -107,7 +108,7 @@ def test_people_get_a_table_and_only_where_they_ask(tmp_path: Path) -> None:
     assert "What went through uGDS" in err
     assert "5000" in err
     _, err = run("--summary", "--", sys.executable, "-c", "")
-    assert "Nothing went through uGDS" in err
+    assert "Nothing that could be counted went through uGDS" in err
 
 
 def test_a_library_that_needs_it_by_a_path_of_its_own_gets_ours(tmp_path: Path, another: Path) -> None:
@@ -274,3 +275,35 @@ def test_what_is_no_page_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "2").write_bytes(bytes(5000))
     assert _run.read_pages(tmp_path) == []
     assert _run.read_page(tmp_path / "3") is None
+
+
+def test_without_a_folder_to_write_to_one_line_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**_options: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(_run.tempfile, "TemporaryDirectory", none)
+    with pytest.raises(_run.CommandError, match=r"No usable temporary directory found.*name one by TMPDIR"):
+        _run.run(["true"], False, False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_a_program_that_becomes_another_user_is_counted(tmp_path: Path) -> None:
+    script = "import ctypes; ctypes.CDLL('libcufile.so.0').cuFileDriverOpen()"
+    setpriv = ["setpriv", "--reuid=65534", "--clear-groups", "env", "HOME=/nonexistent"]
+    out, _ = run("--json", "--", *setpriv, "/usr/bin/python3", "-c", script)
+    assert last_line(out)["totals"]["driver_opens"] == 1
+
+
+def test_a_program_that_cannot_be_counted_says_so(tmp_path: Path) -> None:
+    script = (
+        "import os, ctypes, sys\n"
+        "if len(sys.argv) == 1:\n"
+        "    os.environ['UGDS_RUN_DIR'] = '/nonexistent'\n"
+        "    os.execv(sys.executable, [sys.executable, sys.argv[0], 'again'])\n"
+        "ctypes.CDLL('libcufile.so.0').cuFileDriverOpen()\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(script)
+    _, err = run("--summary", "--", sys.executable, str(program))
+    assert "cannot be counted: a file in /nonexistent could not be made (No such file or directory)" in err
+    assert "Nothing that could be counted" in err

@@ -364,7 +364,7 @@ def test_tensors_that_are_left_out_are_not_read(tmp_path: Path, monkeypatch: pyt
     path, asked = tmp_path / "file", []
     save_file({name: np.zeros(1 << 20, "u1") for name in "abcd"}, path)
     read = transfer.read
-    monkeypatch.setattr(transfer, "read", lambda pieces, advance: (asked.extend(pieces), read(pieces, advance)))
+    monkeypatch.setattr(transfer, "read", lambda *of: (asked.extend(every := list(of[0])), read(every, *of[1:])))
     load_file(path, lambda name: "cpu" if name in "ad" else None, framework="np")
     assert sum(piece.size for piece in asked) == 2 << 20
 
@@ -401,7 +401,7 @@ def test_rows_are_read_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyP
     array = np.arange(1 << 16, dtype="u4").reshape(256, 256)
     save_file({"a": array}, path, {"format": "np"})
     read = transfer.read
-    monkeypatch.setattr(transfer, "read", lambda pieces, advance: (asked.extend(pieces), read(pieces, advance)))
+    monkeypatch.setattr(transfer, "read", lambda *of: (asked.extend(every := list(of[0])), read(every, *of[1:])))
     with safe_open(path, framework="np") as file:
         assert (file.keys(), file.offset_keys(), file.metadata()) == (["a"], ["a"], {"format": "np"})
         assert asked == []
@@ -607,3 +607,125 @@ def test_pytorch_that_is_missing_is_named() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [line.endswith("what to do: pip install torch") for line in done.stdout.splitlines()] == [True, True]
+
+
+def many(count: int) -> list[Path]:
+    paths = [FOLDER / f"many-{i}.safetensors" for i in range(count)]
+    for i, path in enumerate(paths):
+        safetensors.numpy.save_file({f"t{i}": np.full(5000, i, "u4")}, path)
+    return paths
+
+
+def few_descriptors(program: str, paths: list[Path], limit: int) -> str:
+    """What a process prints that may have so many descriptors open."""
+    begin = (
+        "import resource, sys, numpy as np, ugds\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))\n"
+        "from ugds.safetensors import load_file, load_files, safe_open\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", begin + program, *map(str, paths)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_any_number_of_files_is_loaded_with_few_descriptors() -> None:
+    program = (
+        "found = load_files(sys.argv[1:], framework='np')\n"
+        "assert list(found) == [f't{i}' for i in range(150)]\n"
+        "assert all((found[f't{i}'] == i).all() and found[f't{i}'].size == 5000 for i in range(150))\n"
+        "print('all')"
+    )
+    assert few_descriptors(program, many(150), 140) == "all\n"
+
+
+def test_files_are_loaded_where_all_devices_of_a_process_but_one_are_taken() -> None:
+    program = (
+        "others = [ugds.open('emulated:1MiB') for _ in range(63)]\n"
+        "found = load_files(sys.argv[1:], framework='np')\n"
+        "assert all((found[f't{i}'] == i).all() for i in range(20))\n"
+        "others.append(ugds.open('emulated:1MiB'))\n"
+        "try:\n"
+        "    load_files(sys.argv[1:], framework='np')\n"
+        "except ugds.Error as error:\n"
+        "    print(error.errno, error.device)"
+    )
+    assert few_descriptors(program, many(20), 4096) == f"{errno.EMFILE} {FOLDER}/many-0.safetensors\n"
+
+
+def test_a_hundred_files_are_read_from_while_each_stays_open() -> None:
+    program = (
+        "files = [safe_open(path, framework='np') for path in sys.argv[1:]]\n"
+        "for _ in range(2):\n"
+        "    assert all((file.get_tensor(f't{i}') == i).all() for i, file in enumerate(files))\n"
+        "print('all')"
+    )
+    assert few_descriptors(program, many(100), 256) == "all\n"
+
+
+def test_a_file_that_was_replaced_since_its_header_was_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = many(20)
+    opened = files.opened
+
+    def replacing_the_last(fd: int, direct: str, path: str) -> ugds.Device:
+        if not (FOLDER / "replaced").exists():
+            paths[-1].rename(FOLDER / "replaced")
+            safetensors.numpy.save_file({"t19": np.zeros(5000, "u4")}, paths[-1])
+        return opened(fd, direct, path)
+
+    monkeypatch.setattr(files, "opened", replacing_the_last)
+    with pytest.raises(ugds.Error, match="another file has its name now") as raised:
+        load_files(paths, framework="np")
+    assert (raised.value.errno, raised.value.device) == (errno.ESTALE, str(paths[-1]))
+
+
+def test_a_file_that_is_something_else_is_named() -> None:
+    path = FOLDER / "other"
+    whole = FOLDER / "whole"
+    save_file({"a": np.zeros(1000, "u1")}, whole)
+    for data, words in (
+        (b"", "it is cut off"),
+        (whole.read_bytes()[:40], "the file ends after .*it is cut off"),
+        (whole.read_bytes()[:-1], "behind its header are 999: it is cut off"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\n<!DOCTYPE html><html></html>", "a web page"),
+        (b"PK\3\4" + bytes(1000), "ugds.torch.load"),
+        (b"\xff" * 1000, "its header is said to have 18446744073709551615 bytes"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InvalidFile, match=words):
+            load_file(path, framework="np")
+
+
+def test_saving_looks_at_its_target_first_and_names_it(tmp_path: Path) -> None:
+    arrays = {"a": np.zeros(1000, "u1")}
+    missing = tmp_path / "none" / "file"
+    with pytest.raises(FileNotFoundError, match=rf"a new file in {tmp_path}/none") as raised:
+        save_file(arrays, missing)
+    assert raised.value.filename == str(missing)
+    with pytest.raises(IsADirectoryError):
+        save_file(arrays, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_save_that_finds_no_room_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_file({"a": np.zeros(1000, "u1")}, path)
+    before = path.read_bytes()
+    script = (
+        "import errno, resource, signal, sys, numpy as np, ugds\n"
+        "from ugds._load import files\n"
+        "from ugds.safetensors import save_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "arrays = {'a': np.zeros(4 << 20, 'u1')}\n"
+        "files.os.ftruncate = lambda fd, size: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    save_file(arrays, sys.argv[1], durable=False)\n"
+        "except ugds.Error as error:\n"
+        "    print(error.errno == errno.EFBIG, error.device == sys.argv[1], '.part' in str(error), error.hint[-19:])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True False before is as it was\n", done.stderr
+    assert [path.read_bytes()] == [before]
+    assert list(tmp_path.iterdir()) == [path]

@@ -348,7 +348,17 @@ def test_a_damaged_checkpoint_is_refused_or_right(folder: Path, data: Any) -> No
 
 def test_what_is_no_checkpoint_says_so(folder: Path) -> None:
     path = folder / "other"
-    for content in (b"", b"x" * 100, pickle.dumps({"a": 1})):
+    torch.save({"a": torch.ones(3000)}, path)
+    for content, words in (
+        (b"", "it is empty"),
+        (path.read_bytes()[:9000], "it is cut off"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ((30).to_bytes(8, "little") + b'{"a":1}' + bytes(50), "safetensors"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidFile, match=words):
+            load(path)
+    for content in (b"x" * 100, pickle.dumps({"a": 1})):
         path.write_bytes(content)
         with pytest.raises(InvalidFile, match=r"other is no checkpoint that can be read.*torch\.load"):
             load(path)

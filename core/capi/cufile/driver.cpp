@@ -60,6 +60,7 @@ void Driver::prepare_for_fork() {
 
 void Driver::open_locked() {
   look_for_another();
+  tell_if_uncounted();
   Parameters parameters = resolve(staged_ == nullptr ? Staged{} : *staged_);
   check(parameters);
   parameters_ = std::make_unique<Parameters>(std::move(parameters));

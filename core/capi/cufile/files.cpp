@@ -22,6 +22,7 @@
 #include "capi/cufile/statistics.hpp"
 #include "device/file.hpp"
 #include "device/pci.hpp"
+#include "engine/transfer.hpp"
 
 namespace ugds::cufile {
 
@@ -136,10 +137,7 @@ void open_device(File& file, const Opening& opening) {
     return;
   }
   file.opened = file::File::adopt(opening.descriptor, {});
-  char path[512];
-  const std::string link = "/proc/self/fd/" + std::to_string(opening.descriptor);
-  const ssize_t length = readlink(link.c_str(), path, sizeof path);
-  file.name = "file:" + std::string(path, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  file.name = "file:" + file.opened->name();
   {
     const std::lock_guard guard(files().lock);
     file.device = pool();
@@ -240,12 +238,20 @@ FileUse::FileUse(CUfileHandle_t handle) {
 int FileUse::fit(nvme::Opcode opcode, std::uint64_t offset, std::uint64_t& size) const {
   if (file_->opened == nullptr) return 0;
   constexpr std::uint64_t kSpan = device::FileDevice::kFileSpan;
+  if (opcode == nvme::Opcode::write && ((offset | size) & (file_->opened->write_unit() - 1)) != 0) {
+    std::string cause("a write to this file must be of whole blocks of ");
+    cause.append(std::to_string(file_->opened->write_unit())).append(" bytes, and nothing was written: ");
+    cause.append(file_->opened->why_whole());
+    explain("write", EINVAL, cause.c_str(), "register a descriptor without O_DIRECT, or write whole blocks");
+    return EINVAL;
+  }
   if (offset <= kSpan && size <= kSpan - offset) return 0;
   // Of a file that is not so large a read finds its end.
   if (opcode == nvme::Opcode::read && file_->opened->size() <= kSpan) {
     size = offset < kSpan ? kSpan - offset : 0;
     return 0;
   }
+  explain(engine::operation_name(opcode), EFBIG, "the range goes beyond 16 TiB, the most of a file that is reached");
   return EFBIG;
 }
 

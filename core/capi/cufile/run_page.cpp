@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -25,6 +26,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 constinit RunPage private_page{};
 constinit std::atomic<RunPage*> page{&private_page};
+constinit std::atomic<int> uncounted{0};  ///< errno of why there is no page of `ugds run`
 
 void write_name(char (&to)[512], const char* text) { std::snprintf(to, sizeof to, "%s", text); }
 
@@ -37,14 +39,20 @@ const char* own_name() {
 /// Of this process, in the folder of `ugds run`; the private page where there is none.
 void map_page() {
   page.store(&private_page);
+  uncounted.store(0);
   const char* folder = environment("UGDS_RUN_DIR");
   if (folder == nullptr || *folder == '\0') return;
   char path[4096];
   const int length = std::snprintf(path, sizeof path, "%s/%d", folder, getpid());
   if (length < 0 || static_cast<std::size_t>(length) >= sizeof path) return;
   // A program that this one becomes by exec goes on in the same file.
-  const int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0) return;
+  int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (file < 0 && errno == EACCES) {
+    // It has another user by now (setpriv, su): the page is the former one's.
+    std::snprintf(path + length, sizeof path - static_cast<std::size_t>(length), "-%u", geteuid());
+    file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  }
+  if (file < 0) return uncounted.store(errno);
   // With its blocks: where the file system is full, a page of a hole would end the program when it is written to.
   if (posix_fallocate(file, 0, sizeof(RunPage)) == 0) {
     void* const mapped = mmap(nullptr, sizeof(RunPage), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -101,6 +109,16 @@ int look_at(dl_phdr_info* info, std::size_t, void* context) {
 }  // namespace
 
 RunPage& run_page() { return *page.load(std::memory_order_relaxed); }
+
+void tell_if_uncounted() {
+  const int error = uncounted.exchange(0);
+  if (error == 0) return;
+  std::fprintf(
+      stderr,
+      "ugds run: process %d uses uGDS and cannot be counted: a file in %s could not be made (%s). What it does "
+      "is in no summary.\n",
+      getpid(), environment("UGDS_RUN_DIR"), std::strerror(error));
+}
 
 void look_for_another() {
   Search search{own_name()};

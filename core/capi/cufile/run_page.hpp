@@ -35,4 +35,7 @@ inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
 /// opened.
 void look_for_another();
 
+/// Says once on standard error where `ugds run` will not see what this process does. Called where the driver is opened.
+void tell_if_uncounted();
+
 }  // namespace ugds::cufile

@@ -181,8 +181,9 @@ CUfileError_t enqueue(const Call& call, FileUse&& file, gpu::Runtime& cuda) {
   engine::StreamCall request{.requests = std::span(&t, 1)};
   static_assert(sizeof(off_t) == sizeof(std::int64_t) && sizeof(std::size_t) == sizeof(std::int64_t));
   if ((flags & CU_FILE_STREAM_FIXED_FILE_OFFSET) != 0) {
-    if (*call.file_offset < 0 || file.fit(call.opcode, static_cast<std::uint64_t>(*call.file_offset), t.size) != 0)
-      return refuse("stream", CU_FILE_INVALID_VALUE, "a negative offset, or one beyond 16 TiB");
+    if (*call.file_offset < 0) return refuse("stream", CU_FILE_INVALID_VALUE, "a negative offset");
+    if (file.fit(call.opcode, static_cast<std::uint64_t>(*call.file_offset), t.size) != 0)
+      return answer(CU_FILE_INVALID_VALUE);
     t.offset = place + static_cast<std::uint64_t>(*call.file_offset);
   } else {
     request.late.offset = reinterpret_cast<const std::int64_t*>(call.file_offset);

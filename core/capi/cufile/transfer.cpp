@@ -60,11 +60,7 @@ Moved move_on(const FileUse& file, const Wanted& w, Way& way) {
   const auto buffer_offset = static_cast<std::uint64_t>(w.buffer_offset);
   const auto offset = static_cast<std::uint64_t>(w.file_offset);
   Transfer t{.opcode = w.opcode, .offset = file->place + offset, .size = w.size};
-  if (const int error = file.fit(w.opcode, offset, t.size); error != 0) {
-    explain(engine::operation_name(w.opcode), error,
-            "the range goes beyond 16 TiB, the most of a file that is reached");
-    return -error;
-  }
+  if (const int error = file.fit(w.opcode, offset, t.size); error != 0) return -error;
   if (t.size == 0) return 0;
   // A registration that is closed meanwhile is looked for again.
   for (;;) {

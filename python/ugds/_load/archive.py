@@ -16,7 +16,7 @@ import struct
 import zipfile
 from typing import IO, Any, NamedTuple, cast
 
-from ugds._load.errors import InvalidFile
+from ugds._load.errors import CUT, InvalidFile, taken_for
 from ugds._load.layout import Item
 
 _PICKLE = "data.pkl"
@@ -25,6 +25,7 @@ _PICKLE = "data.pkl"
 _LOCAL = 30
 _ALIGN = 64
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_SAFETENSORS = 100_000_000  #: bytes of the header of such a file, at most
 _OTHERWISE = "what to do: torch.load() reads the files of other times, and torch.jit.load() those of TorchScript"
 
 
@@ -47,9 +48,24 @@ def read(file: IO[bytes] | Skeleton, path: str) -> Archive:
             return _read(archive, file, path)
     except InvalidFile:
         raise
+    except zipfile.BadZipFile as error:
+        raise _invalid(path, _why(file, error)) from None
     # What zipfile raises where it meets what no archive has: it checks few of the numbers and names that it reads.
-    except (zipfile.BadZipFile, struct.error, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (struct.error, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise _invalid(path, f"{error}; {_OTHERWISE}") from None
+
+
+def _why(file: IO[bytes] | Skeleton, error: zipfile.BadZipFile) -> str:
+    """What the file is that is no archive, as its beginning says."""
+    file.seek(0)
+    head = file.read(512)
+    if not head:
+        return "it is empty; what to do: copy or download it again"
+    if head.startswith(b"PK\3\4"):
+        return f"it begins as a checkpoint does, and its end is missing or damaged ({error}): {CUT}"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _SAFETENSORS:
+        return "it looks like a safetensors file; what to do: ugds.safetensors.load_file()"
+    return taken_for(head) or f"{error}; {_OTHERWISE}"
 
 
 def _read(archive: zipfile.ZipFile, file: IO[bytes] | Skeleton, path: str) -> Archive:

@@ -62,7 +62,10 @@ def bytes_of(storage: Any) -> Any:
 
 
 def untyped_of(storage: Any) -> Any:
-    """The storage that a typed one is made of: asking those for anything else warns that they are of the past."""
+    """The storage that a typed one is made of: asking those for anything else warns that they are of the past. Raises
+    TypeError for a tensor."""
+    if isinstance(storage, torch_module().Tensor):
+        raise TypeError("storages are moved, and this is a tensor; what to do: pass tensor.untyped_storage()")
     return getattr(storage, "_untyped_storage", storage)
 
 

@@ -18,5 +18,17 @@ def failure(
     return error
 
 
+def taken_for(head: bytes) -> str:
+    """What a file is that begins so, and what to do, where it is often taken for one of tensors; "" for others."""
+    if head.startswith(b"version https://git-lfs.github.com/"):
+        return "it is a git-lfs pointer, which stands for the file; what to do: git lfs pull"
+    if head.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        return "it is a web page; what to do: download the file itself"
+    return ""
+
+
+CUT = "it is cut off; what to do: copy or download it again"
+
+
 class InvalidFile(ValueError):
     """A file that is not as its format says. The text tells the file, and what is wrong with it."""

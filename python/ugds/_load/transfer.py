@@ -45,6 +45,7 @@ class Piece(NamedTuple):
     offset: int
     size: int
     place: int
+    ended: Callable[[], None] = lambda: None  #: called when it is there or has failed, by the thread that read it
 
 
 class Content(NamedTuple):
@@ -58,18 +59,22 @@ class Content(NamedTuple):
         return self.start + self.data.size
 
 
-def read(pieces: Sequence[Piece], advance: Advance) -> None:
-    """Raises `ugds.Error` of the first that failed; EIO where the file ended before."""
+def read(pieces: Iterable[Piece], advance: Advance, count: int) -> None:
+    """Takes each piece, of `count`, when a thread is free for it. Raises `ugds.Error` of the first that failed; EIO
+    where the file ended before."""
 
     def one(piece: Piece) -> None:
-        file, device, buffer, offset, size, place = piece
-        got = device.read(buffer, offset, size, place)
-        if got != size:
-            cause = f"the file ends {size - got} bytes earlier than its header says"
-            raise failure(errno.EIO, "read", file, cause, "was it cut while it was read?", offset, size, got)
+        file, device, buffer, offset, size, place, ended = piece
+        try:
+            got = device.read(buffer, offset, size, place)
+            if got != size:
+                cause = f"the file ends {size - got} bytes earlier than its header says"
+                raise failure(errno.EIO, "read", file, cause, "was it cut while it was read?", offset, size, got)
+        finally:
+            ended()
         advance(size)
 
-    work(pieces, lambda: one, READERS)
+    work(pieces, lambda: one, min(READERS, count))
 
 
 def write(device: Device, contents: Sequence[Content], size: int, way: Way, advance: Advance) -> None:
@@ -94,7 +99,8 @@ def write(device: Device, contents: Sequence[Content], size: int, way: Way, adva
 
             return one
 
-        work(range(0, size, way.chunk), lane, way.threads)
+        offsets = range(0, size, way.chunk)
+        work(offsets, lane, min(way.threads, len(offsets)))
 
 
 def covering(contents: Sequence[Content], starts: Sequence[int], begin: int, end: int) -> Iterator[Content]:
@@ -109,27 +115,26 @@ def covering(contents: Sequence[Content], starts: Sequence[int], begin: int, end
 def work(jobs: Iterable[Job], lane: Callable[[], Callable[[Job], None]], threads: int) -> None:
     """Does jobs in several threads, each by what `lane()` gave it, begun in order. After one that failed none begins,
     and its exception is raised when those that are under way have ended; so it is for Ctrl-C. `lane` is called by this
-    thread alone."""
-    todo = list(jobs)
-    lanes = [lane() for _ in range(min(threads, len(todo)))]
-    lock, waiting = threading.Lock(), iter(todo)
+    thread alone. A job is asked for by one thread at a time, when there is one for it."""
+    lanes = [lane() for _ in range(threads)]
+    lock, waiting = threading.Lock(), iter(jobs)
     failures: list[BaseException] = []
     stop = threading.Event()
 
     def run(one: Callable[[Job], None]) -> None:
         while not stop.is_set():
-            with lock:
-                job: Any = next(waiting, stop)
-            if job is stop:
-                return
             try:
+                with lock:
+                    job: Any = next(waiting, stop)
+                if job is stop:
+                    return
                 one(job)
             except BaseException as error:
                 failures.append(error)
                 stop.set()
 
     if len(lanes) <= 1:
-        for job in todo:
+        for job in waiting:
             lanes[0](job)
         return
     started = [threading.Thread(target=run, args=(one,), name="ugds-load", daemon=True) for one in lanes]

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ugds._load.errors import InvalidFile
+from ugds._load.errors import CUT, InvalidFile, taken_for
 from ugds._load.files import Source
 
 #: Bytes of the header's JSON, at most.
@@ -21,6 +21,7 @@ LARGEST = 100_000_000
 METADATA = "__metadata__"
 _LENGTH = 8
 _OVERFLOW = 1 << 64
+_TOO_LARGE = "its header is said to have {} bytes, and may have {}"
 #: Bits of an element, from what is aligned least to what is most: files have the opposite order.
 BITS = {
     "BOOL": 8,
@@ -69,14 +70,22 @@ def read(source: Source) -> Header:
     """Raises InvalidFile."""
     length = source.head(_LENGTH)
     if len(length) < _LENGTH:
-        raise _invalid(source.path, f"it has {len(length)} bytes, and begins with eight that are the header's length")
+        what = f"it has {len(length)} bytes, and begins with eight that are the header's length"
+        raise _invalid(source.path, f"{what}: {CUT}")
     size = int.from_bytes(length, "little")
     if size > LARGEST:
-        raise _invalid(source.path, f"its header is said to have {size} bytes, and may have {LARGEST}")
+        raise _invalid(source.path, _mistaken(source.head(512)) or _TOO_LARGE.format(size, LARGEST))
     text = source.head(size, _LENGTH)
     if len(text) < size:
-        raise _invalid(source.path, f"its header is said to have {size} bytes, and the file ends after {len(text)}")
+        what = f"its header is said to have {size} bytes, and the file ends after {len(text)}"
+        raise _invalid(source.path, _mistaken(source.head(512)) or f"{what}: {CUT}")
     return parse(text, source.size - _LENGTH - size, source.path)
+
+
+def _mistaken(head: bytes) -> str:
+    if head.startswith(b"PK\3\4"):
+        return "it is a ZIP archive, as torch.save writes them; what to do: ugds.torch.load()"
+    return taken_for(head)
 
 
 def parse(text: bytes, data_size: int, path: str) -> Header:
@@ -105,7 +114,8 @@ def parse(text: bytes, data_size: int, path: str) -> Header:
             )
         end += entry.size
     if end != data_size:
-        raise _invalid(path, f"its tensors have {end} bytes, and behind its header are {data_size}")
+        cut = f": {CUT}" if data_size < end else ""
+        raise _invalid(path, f"its tensors have {end} bytes, and behind its header are {data_size}{cut}")
     return Header(entries, metadata, _LENGTH + len(text))
 
 

@@ -16,14 +16,21 @@ from ugds.safetensors import _header
 from ugds.safetensors._header import Entry, Header
 from ugds.safetensors._types import Framework, align, framework
 
+#: Of more files each is closed when its header was read, and opened again when its turn has come.
+_MOST_OPEN = 16
+
 
 def load_all(paths: Sequence[Path], devices: Sequence[Any], kind: str, progress: bool | None) -> dict[str, Any]:
     made = framework(kind)
     with ExitStack() as stack:
-        opened = [stack.enter_context(Source(path)) for path in paths]
+        opened: list[Source] = []
         entries: dict[str, tuple[Source, Header, Entry, Any]] = {}
-        for source, device in zip(opened, devices, strict=True):
+        for path, device in zip(paths, devices, strict=True):
+            source = stack.enter_context(Source(path))
+            opened.append(source)
             header = _header.read(source)
+            if len(paths) > _MOST_OPEN:
+                source.rest()
             fixed = None if callable(device) else made.device(device)
             for entry in header.entries:
                 where = fixed

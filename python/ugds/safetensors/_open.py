@@ -25,7 +25,7 @@ class safe_open:
     def __init__(self, path: Path, framework: str = "pt", device: Any = "cpu") -> None:
         self._framework = framework_of(framework)
         self._device = self._framework.device(device)
-        self._source = Source(path)
+        self._source = Source(path, keeps_device=True)
         try:
             self._header = _header.read(self._source)
         except BaseException:
