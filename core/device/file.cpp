@@ -65,26 +65,13 @@ file::Options options_of(const Uri& uri, bool& is_pool, int& descriptor, std::st
 
 }  // namespace
 
-namespace {
-
-/// Bringing the controller up would only say that a queue could not be made.
-void require_uring() {
-  try {
-    static_cast<void>(file::make_uring(4));
-  } catch (const Failure& failure) {
-    fail(failure.error().code, "open", std::string("io=uring: ") + failure.error().cause,
-         "leave io=uring out, and threads do the same");
-  }
-}
-
-}  // namespace
-
 FileDevice::FileDevice(std::string text, const Uri& uri) : uri_(std::move(text)) {
   int descriptor = -1;
   std::string io;
   const file::Options options = options_of(uri, is_pool_, descriptor, io);
   wanted_ = io == "uring" ? Wanted::uring : io == "threads" ? Wanted::threads : Wanted::any;
-  if (wanted_ == Wanted::uring) require_uring();
+  // Here, for the words: when queues are made there is no room but for a status.
+  if (wanted_ == Wanted::uring) static_cast<void>(file::make_uring(1));
   if (is_pool_ || descriptor >= 0) {
     if (!uri.place.empty() || (is_pool_ && descriptor >= 0))
       fail(EINVAL, "open", "more than one of a path, fd= and pool=", "name one file");

@@ -404,27 +404,6 @@ def test_a_direct_descriptor_that_cannot_be_opened_again_takes_whole_blocks_alon
     assert data[4096 : 8192 + MIB] == bytes(4096 + MIB)
 
 
-def test_a_ring_that_may_not_be_had_is_named_where_it_was_demanded(path: Path) -> None:
-    path.write_bytes(bytes(4096))
-    script = """
-import ctypes, errno, struct, sys, ugds
-# seccomp: io_uring_setup (425) gives EPERM, all else goes on.
-rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
-code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *rule) for rule in rules))
-program = ctypes.create_string_buffer(struct.pack("=H6xQ", len(rules), ctypes.addressof(code)))
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.prctl(38, 1, 0, 0, 0) != 0 or libc.prctl(22, 2, program) != 0:
-    sys.exit("no seccomp")
-try:
-    ugds.open(f"file:{sys.argv[1]}?io=uring")
-except ugds.Error as error:
-    print(error.errno == errno.EPERM, "Operation not permitted" in error.cause, "leave io=uring out" in error.hint)
-"""
-    link = path.parent / "plain"
-    link.symlink_to(path)
-    assert in_a_process(script, link) == "True True True\n"
-
-
 def test_direct_may_be_demanded() -> None:
     path = Path(f"/dev/shm/ugds-demanded-{os.getpid()}")
     path.write_bytes(bytes(4096))
