@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What of a request runs on the GPU's own processors. Words and orders lie in pinned memory of the processor's, and are
-// read past any cache; so are the bytes, which a device has just written there. What is the same for every thread one of
-// them reads: each thread's reading goes over the bus.
+// read past any cache; so are the bytes, which a device has just written there. What is the same for every thread one
+// of them reads: each thread's reading goes over the bus.
 #include "gpu/cuda_driver.hpp"
 
 namespace ugds::gpu {
