@@ -90,7 +90,13 @@ std::shared_ptr<File> File::open(const std::string& path, const Options& options
   const bool is_missing = ::access(path.c_str(), F_OK) != 0 && errno == ENOENT;
   int opened = -1;
   file->access_ = O_RDWR;
-  if (!options.readonly) opened = ::open(path.c_str(), O_RDWR | common | exclusive, 0666);
+  bool is_made = false;
+  if (!options.readonly && options.create && is_missing) {
+    // Nobody else's, then: it may be removed again.
+    opened = ::open(path.c_str(), O_RDWR | common | O_EXCL, 0666);
+    is_made = opened >= 0;
+  }
+  if (!options.readonly && opened < 0) opened = ::open(path.c_str(), O_RDWR | common | exclusive, 0666);
   if (options.readonly ||
       (opened < 0 && (errno == EACCES || errno == EROFS || errno == EPERM || errno == ETXTBSY) && !options.create)) {
     file->why_one_way_ = options.readonly ? "it was opened with readonly=1"
@@ -104,7 +110,12 @@ std::shared_ptr<File> File::open(const std::string& path, const Options& options
   try {
     file->look(path, opened, options);
   } catch (...) {
-    if (is_missing && options.create) ::unlink(path.c_str());
+    struct stat now {};
+    struct stat named {};
+    const bool is_unused = is_made && ::fstat(opened, &now) == 0 && now.st_size == 0 &&
+                           ::stat(path.c_str(), &named) == 0 && named.st_ino == now.st_ino &&
+                           named.st_dev == now.st_dev;
+    if (is_unused) ::unlink(path.c_str());
     throw;
   }
   return file;
