@@ -76,9 +76,9 @@ def test_a_durable_file_is_on_the_disk_before_its_name_and_then_that(
         replace(*names)
         told.append("name")
 
-    def note_opened(fd: int, direct: str) -> Any:
+    def note_opened(fd: int, direct: str, path: str) -> Any:
         told.append(f"direct={direct}")
-        return opened(fd, direct)
+        return opened(fd, direct, path)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
