@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -197,10 +196,7 @@ ADDRESS = {
 THREAD = {"TSAN_OPTIONS": "second_deadlock_stack=1:die_after_fork=0"}
 
 
-def sanitizers(beside: Beside | None = None) -> Counts:
-    if beside is not None:
-        beside.begin()
-        os.nice(5)  # the machines' clocks go on, so they come first
+def sanitizers() -> Counts:
     return native(BUILD / "test-asan", "address,undefined", ADDRESS) + native(BUILD / "test-tsan", "thread", THREAD)
 
 
@@ -348,44 +344,6 @@ def virtual_machines(options: list[str]) -> Counts:
     return counts + FAILED if done.wait() != 0 and counts.failed == 0 else counts
 
 
-class Beside:
-    """A form of ./test in a process of its own, beside other stages: virtual machines leave much of a processor idle,
-    and compilers do not. What it prints is shown when it is waited for."""
-
-    def __init__(self, form: str) -> None:
-        self._form, self._log = form, BUILD / f"beside{form}.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def begin(self) -> None:
-        BUILD.mkdir(exist_ok=True)
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, self._form],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def finish(self) -> Counts:
-        if self._process is None:
-            self.begin()
-        assert self._process is not None
-        status = self._process.wait()
-        *lines, last = self._log.read_text(errors="replace").splitlines() or [""]
-        show("\n".join(line for line in lines if line and not line.startswith("== ")))
-        summary = re.fullmatch(r"(\d+) passed, (\d+) failed, (\d+) skipped", last)
-        counts = Counts(*map(int, summary.groups())) if summary else FAILED
-        return counts + FAILED if status != 0 and counts.failed == 0 else counts
-
-    def end(self) -> None:
-        """Ends it where it has not been waited for."""
-        if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait()
-
-
 def absent(name: str) -> Counts:
     show(f"  NOTHING WAS TESTED: there is no {name} suite yet.")
     return Counts(skipped=1)
@@ -423,7 +381,6 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     stages: list[tuple[str, Callable[[], Counts]]]
-    machines = Beside("--vm")
     if arguments.sanitizers:
         stages = [("sanitizers", sanitizers)]
     elif arguments.soak is not None:
@@ -443,20 +400,17 @@ def main() -> int:
         stages = [("checks", checks), ("C++ tests", cxx), ("Python tests", lambda: python(arguments.quick))]
         if not arguments.quick:
             stages.append(("faults", faults))
-            stages.append(("sanitizers", lambda: sanitizers(machines)))
+            stages.append(("sanitizers", sanitizers))
             stages.append(("fuzzing", lambda: fuzzing(SHORT_FUZZ_S, fuzz.QUICK, "-seed=1")))
-            stages.append(("virtual machines, begun beside the sanitizers", machines.finish))
+            stages.append(("virtual machines", lambda: virtual_machines([])))
 
     total = Counts()
-    try:
-        for title, stage in stages:
-            start = time.monotonic()
-            show(f"== {title}")
-            counts = stage()
-            show(f"== {title}: {counts} in {time.monotonic() - start:.1f} s\n")
-            total += counts
-    finally:
-        machines.end()
+    for title, stage in stages:
+        start = time.monotonic()
+        show(f"== {title}")
+        counts = stage()
+        show(f"== {title}: {counts} in {time.monotonic() - start:.1f} s\n")
+        total += counts
     show(str(total))
     return 1 if total.failed else 0
 

@@ -96,7 +96,7 @@ class PciDevice:
         (self.folder / "driver_override").write_text(driver)
         (PCI / "drivers_probe").write_text(self.address)
         # A device that has just come may be probed by whoever found it, at the same time.
-        wait_for(f"{driver} takes {self.name} ({self.address})", lambda: self.driver == driver, 5)
+        wait_for(f"{driver} takes {self.name} ({self.address})", lambda: self.driver == driver, 30)
 
     def bus_master(self) -> bool:
         """Whether its command register lets it reach memory (PCI 3.0, 6.2.2: bit 2)."""
