@@ -103,7 +103,7 @@ class Gpu {
 
 template <class Condition>
 bool comes_true(Condition&& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(200us);
