@@ -142,8 +142,9 @@ class StagedRun {
       : handle_(handle), t_(transfer), lane_(lane), gpu_(gpu), interrupt_(interrupt) {
     // Enough pieces to keep both sides at work, and few enough that what each costs does not show.
     const std::uint64_t unit = handle.identity().block_size;
-    piece_ = std::clamp(align_up(t_.size / 8, std::uint64_t{64} * 1024), kSmallestPiece, kLargestPiece);
-    if (handle.geometry().bytewise) piece_ = kFilePiece;
+    piece_ = handle.geometry().bytewise
+                 ? kFilePiece
+                 : std::clamp(align_up(t_.size / 8, std::uint64_t{64} * 1024), kSmallestPiece, kLargestPiece);
     piece_ = std::max(align_down(piece_, unit), unit);
     pieces_ = (t_.size + piece_ - 1) / piece_;
     slots_ = std::min<std::uint64_t>(lane.area().size / piece_, pieces_);

@@ -84,10 +84,10 @@ std::shared_ptr<File> File::open(const std::string& path, const Options& options
   const int common = O_CLOEXEC | O_NOCTTY | (options.create ? O_CREAT : 0);
   struct stat before {};
   const bool is_there = ::stat(path.c_str(), &before) == 0, is_block = is_there && S_ISBLK(before.st_mode);
+  const bool is_missing = !is_there && errno == ENOENT;
   if (is_there) refuse_other_kinds(path, before.st_mode);
   // O_EXCL without O_CREAT: a block device that is mounted, or part of another, is not to be written behind its back.
   const int exclusive = is_block ? O_EXCL : 0;
-  const bool is_missing = ::access(path.c_str(), F_OK) != 0 && errno == ENOENT;
   int opened = -1;
   file->access_ = O_RDWR;
   bool is_made = false;

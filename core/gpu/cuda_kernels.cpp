@@ -23,6 +23,18 @@ namespace {
   ", 8;\n"                                                                \
   "  st.global.u8 [%y+" #fourth "], %v" #v ";\n"
 
+// A gpu::CopyOrder, into registers: one thread reads it for its block, which waits, and then all take it from there.
+#define UGDS_READ_ORDER(from, to, size)                                                        \
+  "  ld.volatile.global.u64 %" from ", [%order];\n  ld.volatile.global.u64 %" to               \
+  ", [%order+8];\n"                                                                            \
+  "  ld.volatile.global.u64 %" size ", [%order+16];\n  st.shared.u64 [order_" from "], %" from \
+  ";\n"                                                                                        \
+  "  st.shared.u64 [order_" to "], %" to ";\n  st.shared.u64 [order_" size "], %" size ";\n"
+#define UGDS_TAKE_ORDER(from, to, size)                                               \
+  "  ld.shared.u64 %" from ", [order_" from "];\n  ld.shared.u64 %" to ", [order_" to \
+  "];\n"                                                                              \
+  "  ld.shared.u64 %" size ", [order_" size "];\n"
+
 // Copies %size bytes from %from to %to, by the thread that is number %me of %threads. In units of 16 bytes where both
 // sides are aligned, eight of them in flight; where the source alone is, its units are stored byte by byte.
 #define UGDS_COPY_BYTES \
@@ -120,18 +132,9 @@ const char kKernels[] =
   mov.u32 %a, %ctaid.y;
   mul.wide.u32 %row, %a, 24;
   add.u64 %order, %order, %row;
-  ld.volatile.global.u64 %from, [%order];
-  ld.volatile.global.u64 %to, [%order+8];
-  ld.volatile.global.u64 %size, [%order+16];
-  st.shared.u64 [order_from], %from;
-  st.shared.u64 [order_to], %to;
-  st.shared.u64 [order_size], %size;
-GIVEN:
+)" UGDS_READ_ORDER("from", "to", "size") R"(GIVEN:
   bar.sync 0;
-  ld.shared.u64 %from, [order_from];
-  ld.shared.u64 %to, [order_to];
-  ld.shared.u64 %size, [order_size];
-  mov.u32 %a, %ctaid.x;
+)" UGDS_TAKE_ORDER("from", "to", "size") R"(  mov.u32 %a, %ctaid.x;
   mov.u32 %b, %ntid.x;
   mul.wide.u32 %me, %a, %b;
   mov.u32 %a, %tid.x;
@@ -206,23 +209,14 @@ ASK:
   st.shared.u32 [given_up], %a;
   setp.eq.u64 %p, %order, 0;
   @%p bra ALLOWED;
-  ld.volatile.global.u64 %source, [%order];
-  ld.volatile.global.u64 %goal, [%order+8];
-  ld.volatile.global.u64 %bytes, [%order+16];
-  st.shared.u64 [order_source], %source;
-  st.shared.u64 [order_goal], %goal;
-  st.shared.u64 [order_bytes], %bytes;
-ALLOWED:
+)" UGDS_READ_ORDER("source", "goal", "bytes") R"(ALLOWED:
   bar.sync 0;
   ld.shared.u32 %a, [given_up];
   setp.ne.u32 %p, %a, 0;
   @%p ret;
   setp.eq.u64 %p, %order, 0;
   @%p bra KNOWN;
-  ld.shared.u64 %source, [order_source];
-  ld.shared.u64 %goal, [order_goal];
-  ld.shared.u64 %bytes, [order_bytes];
-  mov.u64 %order, 0;
+)" UGDS_TAKE_ORDER("source", "goal", "bytes") R"(  mov.u64 %order, 0;
 KNOWN:
   min.u64 %size, %through, %bytes;
   sub.u64 %size, %bytes, %size;
